@@ -1,1 +1,1 @@
-
+"""The policy network and its weights."""
