@@ -68,12 +68,11 @@ class ModelConfig:
                 f"model.num_heads ({self.num_heads}) must be a multiple of model.num_kv_heads ({self.num_kv_heads})"
             )
         if self.head_dim % 2:
-            raise ValueError(
-                f"model.head_dim must be even (rotary embedding works on pairs), got {self.head_dim}"
-            )
+            raise ValueError(f"model.head_dim must be even (rotary embedding works on pairs), got {self.head_dim}")
         if self.valid_vocab_size is not None and not 0 < self.valid_vocab_size <= self.vocab_size:
             raise ValueError(
-                f"model.valid_vocab_size must be between 1 and vocab_size ({self.vocab_size}), got {self.valid_vocab_size}"
+                f"model.valid_vocab_size must be between 1 and vocab_size ({self.vocab_size}), "
+                f"got {self.valid_vocab_size}"
             )
 
     @property

@@ -88,14 +88,12 @@ def check_params(config: ModelConfig, params: Mapping[str, jax.Array | np.ndarra
         raise ValueError(f"unexpected weights: {', '.join(extra)}")
     for name, spec in specs.items():
         if tuple(params[name].shape) != spec.shape:
-            raise ValueError(
-                f"weight {name} has shape {tuple(params[name].shape)}, the config asks for {spec.shape}"
-            )
+            raise ValueError(f"weight {name} has shape {tuple(params[name].shape)}, the config asks for {spec.shape}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 # building blocks
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 
 
 def dense(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -169,18 +167,16 @@ def _finish_layer(config: ModelConfig, layer: Params, x: jax.Array, attended: ja
     """Output projection, residual and MLP. attended: [B,T,H,D]."""
     x = x + dense(attended.reshape(*attended.shape[:-2], -1), layer["o_proj"])
     h = rms_norm(x, layer["post_attention_layernorm"], config.rms_norm_eps)
-    return x + dense(
-        jax.nn.silu(dense(h, layer["gate_proj"])) * dense(h, layer["up_proj"]), layer["down_proj"]
-    )
+    return x + dense(jax.nn.silu(dense(h, layer["gate_proj"])) * dense(h, layer["up_proj"]), layer["down_proj"])
 
 
 def _layer_params(params: Params) -> Params:
     return {name.removeprefix("layers."): p for name, p in params.items() if name.startswith("layers.")}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 # the two passes
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 
 
 def hidden_states(
@@ -274,12 +270,8 @@ def extend(
     for index in range(config.num_layers):
         layer = {name: p[index] for name, p in stacked.items()}
         q, k, v = _qkv(config, layer, x, angles)
-        k_cache = (
-            cache.keys[index].at[row_index, :, slots].set(k.astype(cache.keys[index].dtype), mode="drop")
-        )
-        v_cache = (
-            cache.values[index].at[row_index, :, slots].set(v.astype(cache.values[index].dtype), mode="drop")
-        )
+        k_cache = cache.keys[index].at[row_index, :, slots].set(k.astype(cache.keys[index].dtype), mode="drop")
+        v_cache = cache.values[index].at[row_index, :, slots].set(v.astype(cache.values[index].dtype), mode="drop")
         attended = cached_attention(q, k_cache.astype(q.dtype), v_cache.astype(q.dtype), positions)
         x = _finish_layer(config, layer, x, attended)
         keys.append(k_cache)
@@ -312,9 +304,7 @@ class Decoder(nnx.Module):
     weights with NNX's tools around them (`nnx.split`, `nnx.Optimizer`, filters, surgery).
     """
 
-    def __init__(
-        self, config: ModelConfig, params: Params | None = None, *, rngs: nnx.Rngs | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, params: Params | None = None, *, rngs: nnx.Rngs | None = None) -> None:
         if params is None:
             if rngs is None:
                 raise ValueError("Decoder needs params or rngs")
