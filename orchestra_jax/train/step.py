@@ -1,0 +1,229 @@
+"""The train step: packed rows in, new parameters out, micro-batches by a loop inside one compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from orchestra_jax.models.config import ModelConfig
+from orchestra_jax.models.decoder import Params, hidden_states
+from orchestra_jax.models.logprobs import token_logprobs
+from orchestra_jax.rl import kl_penalty, policy_loss
+from orchestra_jax.rl.policy_loss import KlKind, LossKind
+from orchestra_jax.rollout.pack import PackedBatch, pad_rows
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What is compiled into a train step."""
+
+    model: ModelConfig
+    loss: LossKind = "ppo"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = 10.0
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    kl_kind: KlKind = "k2"
+    temperature: float = 1.0
+    """That the tokens were sampled at; logprobs are taken at it."""
+    remat: bool = False
+
+
+class TrainState(NamedTuple):
+    """Everything that an update changes."""
+
+    params: Params
+    opt_state: Any
+    num_updates: jax.Array
+    """int32 scalar: optimizer updates done."""
+
+
+def make_optimizer(
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    max_grad_norm: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    warmup_updates: int = 0,
+    total_updates: int | None = None,
+    final_fraction: float = 1.0,
+) -> optax.GradientTransformation:
+    """AdamW with global-norm clipping; norms and biases are not decayed.
+
+    Args:
+      learning_rate: at its highest.
+      weight_decay: decoupled, of matrices only.
+      max_grad_norm: gradients are scaled down to this global norm.
+      betas: of Adam's moments.
+      warmup_updates: linear from 0.
+      total_updates: where the cosine reaches `final_fraction`; None: constant.
+      final_fraction: of `learning_rate`, at the end.
+    """
+    if total_updates is None or final_fraction == 1.0:
+        after = optax.constant_schedule(learning_rate)
+    else:
+        after = optax.cosine_decay_schedule(learning_rate, max(1, total_updates - warmup_updates), final_fraction)
+    schedule = optax.join_schedules(
+        [optax.linear_schedule(0.0, learning_rate, max(1, warmup_updates)), after], [warmup_updates]
+    )
+
+    def decayed(params: Params) -> dict[str, bool]:
+        return {name: not name.endswith(("norm", "bias")) for name in params}
+
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.adamw(schedule, b1=betas[0], b2=betas[1], weight_decay=weight_decay, mask=decayed),
+    )
+
+
+def init_train_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """A fresh state for `params`; copies them, because the step donates its state."""
+    params = jax.tree.map(jnp.array, params)
+    return TrainState(params, optimizer.init(params), jnp.int32(0))
+
+
+def batch_loss(
+    settings: StepSettings, params: Params, batch: PackedBatch, reference: Params | None = None
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Loss of packed rows: a sum over targets with the weights in the batch, so micro-batch losses add up.
+
+    Returns:
+      The float32 loss and its parts: the metrics of `rl.policy_loss`, "entropy", "kl/reference", and "logprobs"
+      [rows, targets].
+    """
+
+    def logprobs_under(weights: Params) -> tuple[jax.Array, jax.Array]:
+        hidden = hidden_states(
+            settings.model,
+            weights,
+            batch.tokens,
+            batch.positions,
+            batch.segments,
+            batch.prefixes,
+            remat=settings.remat,
+        )
+        predicting = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
+        return token_logprobs(
+            settings.model, weights, predicting, batch.targets, temperature=settings.temperature
+        )
+
+    logprobs, entropies = logprobs_under(params)
+    loss, metrics = policy_loss(
+        logprobs,
+        batch.behavior_logprobs,
+        batch.advantages,
+        batch.weights,
+        kind=settings.loss,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        dual_clip=settings.dual_clip,
+        segment_ids=batch.target_segments,
+    )
+    live = batch.weights > 0
+    entropy = jnp.sum(batch.weights * jnp.where(live, entropies, 0.0))
+    metrics = dict(metrics, entropy=entropy, loss=loss)
+    if settings.entropy_coef:
+        loss = loss - settings.entropy_coef * entropy
+    if settings.kl_coef and reference is not None:
+        reference_logprobs = jax.lax.stop_gradient(logprobs_under(reference)[0])
+        penalty = jnp.sum(
+            batch.weights * kl_penalty(logprobs, reference_logprobs, settings.kl_kind, mask=batch.weights)
+        )
+        loss = loss + settings.kl_coef * penalty
+        metrics["kl/reference"] = penalty
+    metrics["logprobs"] = logprobs
+    return loss, jax.lax.stop_gradient(metrics)
+
+
+def _combine(total: dict[str, jax.Array], new: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Metrics of micro-batches: weighted sums add up, maxima are maxima."""
+    return {k: jnp.maximum(total[k], v) if k.endswith("/max") else total[k] + v for k, v in new.items()}
+
+
+@partial(jax.jit, static_argnames=("settings", "optimizer"), donate_argnames=("state",))
+def _train_step(
+    settings: StepSettings,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    batch: PackedBatch,
+    num_micro_batches: jax.Array,
+    reference: Params | None,
+):
+    grad_of = jax.value_and_grad(partial(batch_loss, settings), has_aux=True)
+
+    def micro_batch(index):
+        return PackedBatch(*(jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for x in batch))
+
+    def add(index, carry):
+        grads, metrics, logprobs = carry
+        (_, new), new_grads = grad_of(state.params, micro_batch(index), reference)
+        logprobs = logprobs.at[index].set(new.pop("logprobs"))
+        grads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), grads, new_grads)
+        return grads, _combine(metrics, new), logprobs
+
+    shapes = jax.eval_shape(partial(batch_loss, settings), state.params, micro_batch(0), reference)[1]
+    del shapes["logprobs"]
+    zeros = (
+        jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params),
+        {name: jnp.zeros(s.shape, s.dtype) for name, s in shapes.items()},
+        jnp.zeros(batch.targets.shape, jnp.float32),
+    )
+    # The trip count is data: a batch with fewer micro-batches costs less and compiles nothing new.
+    grads, metrics, logprobs = jax.lax.fori_loop(0, num_micro_batches, add, zeros)
+
+    norm = optax.global_norm(grads)
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.num_updates + 1)
+    # Nothing to learn from, or a gradient that is not finite: leave everything, Adam's moments too, as it was.
+    applies = (metrics["weight/sum"] > 0) & jnp.isfinite(norm)
+    state = jax.tree.map(partial(jnp.where, applies), updated, state)
+    metrics = dict(metrics, grad_norm=norm, skipped=(~applies).astype(jnp.float32))
+    return state, metrics, logprobs
+
+
+def train_step(
+    settings: StepSettings,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    batch: PackedBatch,
+    *,
+    micro_batch_rows: int,
+    max_micro_batches: int,
+    reference: Params | None = None,
+) -> tuple[TrainState, dict[str, float], np.ndarray]:
+    """One optimizer update on a packed batch.
+
+    Args:
+      settings: the loss.
+      optimizer: from `make_optimizer`.
+      state: is consumed (donated).
+      batch: any number of rows up to micro_batch_rows * max_micro_batches.
+      micro_batch_rows: rows whose activations are held at once.
+      max_micro_batches: fixes the shape; unused ones are not computed.
+      reference: parameters for the KL term.
+
+    Returns:
+      The new state, metrics as Python floats, and the logprobs [rows, targets] of the batch's targets under the
+      parameters *before* the update.
+
+    Raises:
+      ValueError: the batch has too many rows.
+    """
+    rows = batch.tokens.shape[0]
+    padded = pad_rows(batch, micro_batch_rows * max_micro_batches)
+    stacked = PackedBatch(*(x.reshape(max_micro_batches, micro_batch_rows, -1) for x in padded))
+    used = np.int32(-(-rows // micro_batch_rows))
+    state, metrics, logprobs = _train_step(settings, optimizer, state, stacked, used, reference)
+    values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    return state, values, np.asarray(logprobs).reshape(-1, logprobs.shape[-1])[:rows]
+
+
