@@ -1,0 +1,359 @@
+"""`ToolEnv`: a task, tools with prices and latencies, and a policy that writes one assistant turn a step.
+
+Subclass it with two methods and a list of tools::
+
+    class Cities(ToolEnv):
+        tools = [lookup]
+
+        def sample_task(self, rng, options):
+            return Task("How many people live in Oslo?", answer="709000")
+
+        def score(self, task, answer):
+            return float(task.answer in answer)
+
+Observation: the new text for the policy, never the history. Action: the text of one assistant turn as
+`orchestra_envs.parse` reads it; if the prompt already opened a reasoning block, put `<think>` in front of it.
+A turn with calls runs them; a turn with neither a call nor an error is the final answer.
+
+Randomness: the task, the tools, their prices and the preference depend on the seed of `reset` alone;
+`options={"replica": k}` varies only what happens inside the tools. So a group for GRPO is one seed with the
+replicas 0..G-1, and two environments with equal seed, replica and actions go through equal episodes.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+
+from orchestra_envs.parse import CALL_CLOSE, CALL_OPEN, ParsedTurn, parse_turn
+from orchestra_envs.spaces import UnicodeText
+from orchestra_envs.tools import CallContext, CallRecord, Tool, run_calls
+
+logger = logging.getLogger(__name__)
+
+REWARD_PER_USD = 10.0
+"""What a dollar takes from the step reward at a preference weight of 1: ten cents weigh as much as an answer."""
+
+REWARD_PER_SECOND = 0.001
+"""What a second of latency takes from the step reward at a preference weight of 1."""
+
+PREFERENCE_OBJECTIVES = ("outcome", "cost", "latency")
+
+# Streams of random numbers of one episode, told apart by the first element of the spawn key.
+_TASK_STREAM, _TOOLS_STREAM, _CALL_STREAM = range(3)
+
+
+@dataclass(frozen=True)
+class Preference:
+    """What the user cares about, as weights in [0, 1] and in the words the policy is told.
+
+    `weights` has "outcome", "cost" and "latency", and any number of tool names. An empty `text` tells nothing.
+
+    Raises:
+        ValueError: one of the three is missing, or a weight is outside [0, 1].
+    """
+
+    weights: Mapping[str, float]
+    text: str
+
+    def __post_init__(self) -> None:
+        for name in PREFERENCE_OBJECTIVES:
+            if name not in self.weights:
+                raise ValueError(f"Preference.weights needs {name!r} (it has {', '.join(self.weights) or 'nothing'})")
+        for name, weight in self.weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+                raise ValueError(f"Preference.weights[{name!r}] must be a number in [0, 1], not {weight!r}")
+        if not isinstance(self.text, str):
+            raise ValueError(f"Preference.text must be a string, not {self.text!r}")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to solve. `answer` and `metadata` are for `score` and the tools; the policy never sees them."""
+
+    question: str
+    answer: Any = None
+    id: str = ""
+    preference: Preference | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.question, str) or not self.question:
+            raise ValueError(f"Task.question must be a text, not {self.question!r}")
+        if not isinstance(self.id, str):
+            raise ValueError(f"Task.id must be a string, not {self.id!r}")
+
+
+@dataclass
+class _Episode:
+    """The state of one episode."""
+
+    seed: int
+    replica: int
+    task: Task
+    tools: dict[str, Tool]
+    history: tuple[CallRecord, ...] = ()
+    cost_usd: float = 0.0
+    latency_s: float = 0.0
+    num_errors: int = 0
+    num_format_errors: int = 0
+    format_errors_in_a_row: int = 0
+    turn: int = 0
+    end_reason: str = ""
+
+
+class ToolEnv(gym.Env[str, str]):
+    """Base class of tool environments; see the module's text for how to write one.
+
+    `info` is flat and has the same keys and types after `reset` and every `step`: of this step `cost_usd`,
+    `latency_s` (float), `num_calls`, `num_errors` (int), `error_type` (str, the first error's, "" if none),
+    `calls_json` (str, a JSON list of `CallRecord`); of the episode `episode_cost_usd`, `episode_latency_s`,
+    `episode_calls`, `episode_errors`, `episode_format_errors`, `turn`, `end_reason`; at the end `outcome` (float
+    in [0, 1]) and `drop` (bool: the environment failed, do not learn from this episode); always `task_id`; after
+    `reset` alone `tools_json` (a JSON list of `Tool.spec()`) and `preference_json` ({"weights", "text"}, or "" if
+    the task has none), "" after steps. Dollars and seconds are those of the tools' records.
+
+    Calls of one turn run in parallel: the turn's cost is the sum of theirs, its latency their maximum.
+
+    The step reward is `-(w_cost * REWARD_PER_USD * cost_usd + w_latency * REWARD_PER_SECOND * latency_s)`, plus
+    the outcome at the end; the weights are the preference's, 1 without one. Trainers may form their own from `info`.
+
+    Ends: `terminated` with end_reason "answered", or "infra_error" where `score` failed. `truncated` with
+    "max_turns", "format_errors" (too many unreadable turns in a row) or "budget" (a call was refused for it).
+
+    Args:
+        max_turns: most assistant turns of an episode.
+        max_format_errors: this many turns in a row that cannot be read end the episode (0 and 1: the first one
+            does). None for no such limit.
+        budget_usd: a call that would start when the episode has cost so much is refused and ends the episode.
+        max_output_chars: longer tool outputs are cut there and marked.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    tools: Sequence[Tool] = ()
+
+    def __init__(
+        self,
+        *,
+        max_turns: int = 8,
+        max_format_errors: int | None = None,
+        budget_usd: float | None = None,
+        max_output_chars: int = 4000,
+    ) -> None:
+        self.max_turns = _whole_number("max_turns", max_turns, minimum=1)
+        self.max_format_errors = (
+            None if max_format_errors is None else _whole_number("max_format_errors", max_format_errors, minimum=0)
+        )
+        self.max_output_chars = _whole_number("max_output_chars", max_output_chars, minimum=1)
+        if budget_usd is not None and not (math.isfinite(budget_usd) and budget_usd >= 0):
+            raise ValueError(f"budget_usd must be a finite number of at least 0 or None, not {budget_usd!r}")
+        self.budget_usd = budget_usd
+        self.observation_space = UnicodeText()
+        self.action_space = UnicodeText()
+        self._episode: _Episode | None = None
+
+    # What a subclass defines.
+
+    def sample_task(self, rng: np.random.Generator, options: Mapping[str, Any]) -> Task:
+        """The task of an episode; all its randomness must come from `rng`, which depends on the seed alone."""
+        raise NotImplementedError(f"{type(self).__name__} must define sample_task(rng, options)")
+
+    def score(self, task: Task, answer: str) -> float:
+        """How right the final answer is, in [0, 1]. An exception marks the episode as one to drop."""
+        raise NotImplementedError(f"{type(self).__name__} must define score(task, answer)")
+
+    def episode_tools(self, task: Task, rng: np.random.Generator) -> Sequence[Tool]:
+        """The tools of an episode, `self.tools` unless overridden; `rng` depends on the seed alone."""
+        return self.tools
+
+    # Gymnasium's interface.
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode; the observation is the question, and the preference in words if there is one.
+
+        Args:
+            seed: decides the task, tools, prices and preference. None draws the next one from `np_random`, so
+                that what follows `reset(seed=...)` is determined too.
+            options: {"replica": k}, k >= 0, varies the tools' randomness alone; other keys are the subclass's.
+
+        Raises:
+            ValueError: the replica is not a whole number of at least 0, or two tools share a name.
+        """
+        super().reset(seed=seed)
+        options = dict(options or {})
+        replica = _whole_number('options["replica"]', options.get("replica", 0), minimum=0)
+        episode_seed = int(self.np_random.integers(2**63)) if seed is None else int(seed)
+        task = self.sample_task(_stream(episode_seed, _TASK_STREAM), options)
+        tools = self.episode_tools(task, _stream(episode_seed, _TOOLS_STREAM))
+        by_name = {tool.name: tool for tool in tools}
+        if len(by_name) < len(tools):
+            raise ValueError(f"two tools share a name: {', '.join(tool.name for tool in tools)}")
+        self._episode = _Episode(episode_seed, replica, task, by_name)
+        preference = task.preference
+        info = self._info(
+            tools_json=_canonical_json([tool.spec() for tool in tools]),
+            preference_json=(
+                _canonical_json({"weights": dict(preference.weights), "text": preference.text}) if preference else ""
+            ),
+        )
+        words = preference.text if preference else ""
+        return f"{task.question}\n\n{words}" if words else task.question, info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one assistant turn. No fault of the policy or of a tool is raised; they are observations.
+
+        Raises:
+            gymnasium.error.ResetNeeded: before the first `reset` or after the end of the episode.
+            gymnasium.error.InvalidAction: the action is not a string.
+        """
+        episode = self._episode
+        if episode is None or episode.end_reason:
+            raise gym.error.ResetNeeded("call reset() first: there is no episode under way")
+        if not isinstance(action, str):
+            raise gym.error.InvalidAction(f"an action is the text of a turn, not {type(action).__name__}")
+        turn = parse_turn(action)
+        episode.turn += 1
+        if not turn.calls and not turn.errors and turn.content:
+            return self._finish(episode, turn.content)
+        return self._continue(episode, turn)
+
+    def _finish(self, episode: _Episode, answer: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        outcome, error_type = 0.0, ""
+        episode.end_reason = "answered"
+        try:
+            outcome = _checked_outcome(self.score(episode.task, answer))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            logger.exception("score() failed on task %r; the episode is marked to be dropped", episode.task.id)
+            episode.end_reason = error_type = "infra_error"
+        info = self._info(outcome=outcome, error_type=error_type, drop=bool(error_type))
+        return "", outcome, True, False, info
+
+    def _continue(self, episode: _Episode, turn: ParsedTurn) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        first_ordinal = len(episode.history)
+        records = run_calls(
+            turn.calls,
+            episode.tools,
+            lambda index: self._call_context(episode, first_ordinal + index),
+            max_output_chars=self.max_output_chars,
+            budget_usd=None if self.budget_usd is None else self.budget_usd - episode.cost_usd,
+        )
+        format_errors = [(error.kind, f"Error: {error.message}.") for error in turn.errors]
+        if not records and not format_errors:
+            message = f"Error: the turn is empty. Answer, or call a tool: {CALL_OPEN}{_CALL_EXAMPLE}{CALL_CLOSE}"
+            format_errors = [("empty_turn", message)]
+        error_types = [record.error_type for record in records if record.error_type]
+        error_types += [kind for kind, _ in format_errors]
+        cost_usd = sum((record.cost_usd for record in records), 0.0)
+        latency_s = max((record.latency_s for record in records), default=0.0)
+        episode.history += tuple(records)
+        episode.cost_usd += cost_usd
+        episode.latency_s += latency_s
+        episode.num_errors += len(error_types)
+        episode.num_format_errors += len(format_errors)
+        episode.format_errors_in_a_row = episode.format_errors_in_a_row + 1 if format_errors else 0
+        episode.end_reason = self._limit_reached(episode, error_types)
+        weights = episode.task.preference.weights if episode.task.preference else {"cost": 1.0, "latency": 1.0}
+        penalty = weights["cost"] * REWARD_PER_USD * cost_usd + weights["latency"] * REWARD_PER_SECOND * latency_s
+        info = self._info(
+            cost_usd=cost_usd,
+            latency_s=latency_s,
+            num_calls=len(records),
+            num_errors=len(error_types),
+            error_type=error_types[0] if error_types else "",
+            calls_json=_canonical_json([asdict(record) for record in records]),
+        )
+        observation = _observation(records, [message for _, message in format_errors])
+        return observation[: self.observation_space.max_length], -penalty, False, bool(episode.end_reason), info
+
+    def _limit_reached(self, episode: _Episode, error_types: Sequence[str]) -> str:
+        if "budget" in error_types:
+            return "budget"
+        limit = self.max_format_errors
+        if limit is not None and episode.format_errors_in_a_row >= max(limit, 1):
+            return "format_errors"
+        return "max_turns" if episode.turn >= self.max_turns else ""
+
+    def _call_context(self, episode: _Episode, ordinal: int) -> CallContext:
+        rng = _stream(episode.seed, _CALL_STREAM, episode.replica, ordinal)
+        return CallContext(rng, episode.task, episode.history)
+
+    def _info(self, **changed: Any) -> dict[str, Any]:
+        episode = self._episode
+        assert episode is not None
+        return {
+            **_EMPTY_INFO,
+            "episode_cost_usd": episode.cost_usd,
+            "episode_latency_s": episode.latency_s,
+            "episode_calls": len(episode.history),
+            "episode_errors": episode.num_errors,
+            "episode_format_errors": episode.num_format_errors,
+            "turn": episode.turn,
+            "end_reason": episode.end_reason,
+            "task_id": episode.task.id,
+            **changed,
+        }
+
+
+INFO_TYPES: Mapping[str, type] = {
+    "cost_usd": float,
+    "latency_s": float,
+    "num_calls": int,
+    "num_errors": int,
+    "error_type": str,
+    "calls_json": str,
+    "episode_cost_usd": float,
+    "episode_latency_s": float,
+    "episode_calls": int,
+    "episode_errors": int,
+    "episode_format_errors": int,
+    "turn": int,
+    "end_reason": str,
+    "outcome": float,
+    "drop": bool,
+    "task_id": str,
+    "tools_json": str,
+    "preference_json": str,
+}
+"""The keys of `info` and their types, the same after `reset` and every `step`."""
+
+_EMPTY_INFO = {name: kind() for name, kind in INFO_TYPES.items()} | {"calls_json": "[]"}
+_CALL_EXAMPLE = '{"name": ..., "arguments": {...}}'
+
+
+def _observation(records: Sequence[CallRecord], errors: Sequence[str]) -> str:
+    """One result: its text alone. Several: each under its number and tool, then what could not be read."""
+    if len(records) == 1 and not errors:
+        return records[0].text
+    results = [f"[{number}] {record.tool}:\n{record.text}" for number, record in enumerate(records, start=1)]
+    return "\n\n".join([*results, *errors])
+
+
+def _stream(seed: int, *key: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def _checked_outcome(outcome: Any) -> float:
+    value = float(outcome)
+    if not 0 <= value <= 1:  # NaN too
+        raise ValueError(f"score() must return a number in [0, 1], not {outcome!r}")
+    return value
+
+
+def _canonical_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+
+
+def _whole_number(name: str, value: Any, *, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise ValueError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
+    return int(value)
