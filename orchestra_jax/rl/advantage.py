@@ -113,9 +113,7 @@ def homogeneous(rewards: ArrayLike, threshold: float = 0.1, *, valid: ArrayLike 
     return bool(rows.sum() < 2 or reward[rows].std(ddof=1) < threshold)
 
 
-def drop_reason(
-    reward: float, *, format_error: bool = False, answered: bool = True, infra: bool = False
-) -> str:
+def drop_reason(reward: float, *, format_error: bool = False, answered: bool = True, infra: bool = False) -> str:
     """Why one trajectory must not enter the loss: one of `DROP_REASONS`, or "" to keep it.
 
     Args:
@@ -189,7 +187,7 @@ def _rewards_and_rows(rewards: ArrayLike, valid: ArrayLike | None) -> tuple[Floa
 
 
 def _centred(reward: FloatArray, rows: BoolArray) -> FloatArray:
-    """Reward less the mean of the valid rows; exactly 0 at the others, and everywhere if the valid are equal."""
+    """Reward less the mean of the valid rows; exactly 0 at the others, and if all are equal."""
     centred = np.zeros_like(reward)
     # Compared by max == min and not by a small deviation: the mean of equal floats may be off by an ulp.
     if rows.any() and reward[rows].max() > reward[rows].min():

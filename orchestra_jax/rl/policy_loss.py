@@ -52,18 +52,14 @@ def token_weights(
     trained = counts > 0
     sequences = int(trained.sum()) if num_sequences is None else num_sequences
     if sequences < int(trained.sum()):
-        raise ValueError(
-            f"num_sequences={sequences} is less than the {trained.sum()} trajectories with trained tokens"
-        )
+        raise ValueError(f"num_sequences={sequences} is less than the {trained.sum()} trajectories with trained tokens")
     if mode == "token_mean":
         denominator = np.full(counts.shape, float(counts.sum()))
     elif mode == "sequence_mean":
         denominator = sequences * counts.astype(np.float64)
     elif mode == "constant":
         if max_length is None or max_length < 1:
-            raise ValueError(
-                f"mode 'constant' needs max_length, a number of tokens of at least 1, got {max_length}"
-            )
+            raise ValueError(f"mode 'constant' needs max_length, a number of tokens of at least 1, got {max_length}")
         denominator = np.full(counts.shape, float(sequences * max_length))
     else:
         raise ValueError(f"mode must be 'token_mean', 'sequence_mean' or 'constant', got {mode!r}")
@@ -142,9 +138,7 @@ def policy_loss(
     else:
         token_loss = jnp.maximum(-advantage * ratio, -advantage * clipped)
         if dual_clip is not None:
-            token_loss = jnp.where(
-                advantage < 0.0, jnp.minimum(token_loss, -advantage * dual_clip), token_loss
-            )
+            token_loss = jnp.where(advantage < 0.0, jnp.minimum(token_loss, -advantage * dual_clip), token_loss)
     if importance_weights is not None:
         token_loss = token_loss * jax.lax.stop_gradient(_keep(live, importance_weights))
 
@@ -163,9 +157,7 @@ def policy_loss(
     return (weight * token_loss).sum(), jax.lax.stop_gradient(metrics)
 
 
-def kl_penalty(
-    logprobs: Array, reference_logprobs: Array, kind: KlKind = "k2", *, mask: Array | None = None
-) -> Array:
+def kl_penalty(logprobs: Array, reference_logprobs: Array, kind: KlKind = "k2", *, mask: Array | None = None) -> Array:
     """Per-token estimate of KL(policy || reference) from tokens the policy sampled.
 
     With `d = logprob - reference_logprob`, clamped to +-MAX_LOG_RATIO: k1 `d`, k2 `d^2 / 2` (the "mse" loss
@@ -241,9 +233,7 @@ def mismatch_metrics(
     sampler = np.asarray(sampler_logprobs, dtype=np.float64)
     live = np.asarray(mask) != 0
     if not trainer.shape == sampler.shape == live.shape:
-        raise ValueError(
-            f"shapes differ: trainer {trainer.shape}, sampler {sampler.shape}, mask {live.shape}"
-        )
+        raise ValueError(f"shapes differ: trainer {trainer.shape}, sampler {sampler.shape}, mask {live.shape}")
     if not live.any():
         return {}
     difference = trainer[live] - sampler[live]

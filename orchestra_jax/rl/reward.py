@@ -111,7 +111,7 @@ def group_rewards(
 
 
 def _min_max(values: FloatArray, rows: BoolArray) -> FloatArray:
-    """Scale so that the least of `rows` is 0 and the greatest 1; all 0 if those are equal or there are none."""
+    """Scale so that the least of `rows` is 0 and the greatest 1; all 0 if they are equal or none."""
     if not rows.any():
         return np.zeros_like(values)
     low, high = values[rows].min(), values[rows].max()
@@ -144,9 +144,7 @@ def _within_budget(key: str, amounts: FloatArray, budget: float) -> FloatArray:
 def _vector(name: str, values: ArrayLike, length: int) -> FloatArray:
     vector = np.asarray(values, dtype=np.float64)
     if vector.shape != (length,):
-        raise ValueError(
-            f"{name} must have shape ({length},), one value per entry of tool_counts, got {vector.shape}"
-        )
+        raise ValueError(f"{name} must have shape ({length},), one value per entry of tool_counts, got {vector.shape}")
     return vector
 
 
@@ -164,13 +162,9 @@ def _check_preference(preference: Mapping[str, float], tool_counts: Sequence[Map
     for row in tool_counts:
         for tool, count in row.items():
             if tool in NON_TOOL_KEYS:
-                raise ValueError(
-                    f"a tool cannot be called {tool!r}: preferences use that name; rename the tool"
-                )
+                raise ValueError(f"a tool cannot be called {tool!r}: preferences use that name; rename the tool")
             if not (np.isfinite(count) and count >= 0):
                 raise ValueError(f"tool_counts of {tool!r} must be at least 0, got {count}")
     # The paper's word for our "outcome": left unnoticed, right answers would weigh nothing.
     if "accuracy" in preference and not any("accuracy" in row for row in tool_counts):
-        raise ValueError(
-            "preference has the key 'accuracy'; the weight of a right answer is called 'outcome' here"
-        )
+        raise ValueError("preference has the key 'accuracy'; the weight of a right answer is called 'outcome' here")
