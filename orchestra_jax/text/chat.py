@@ -51,7 +51,8 @@ class ChatFormat:
     Attributes:
         end_id: the token that closes an assistant turn in the template.
         stop_ids: ``end_id``, then the tokenizer's other end-of-sequence ids: sampling any of them ends the turn.
-        supports_tools: the template has its own section for tools (else they go into the system text).
+        supports_tools: the template has its own section for tools and asks for calls in ``<tool_call>`` tags (else
+            tools go into the system text: Llama 3.1's section teaches a format that environments do not read).
         supports_tool_role: it has its own form for tool results (else they are user messages).
         reasoning_open: the prompt ends inside ``<think>``, so a turn starts with reasoning.
     """
@@ -78,7 +79,8 @@ class ChatFormat:
             )
         self._template = _compile(source, tokenizer.source)
         self._variables = {**tokenizer.special_tokens, **(variables or {})}
-        self.supports_tools = _PROBE_TOOL["function"]["name"] in self._render([_user("Q")], [_PROBE_TOOL])
+        with_tools = self._render([_user("Q")], [_PROBE_TOOL])
+        self.supports_tools = _PROBE_TOOL["function"]["name"] in with_tools and "<tool_call>" in with_tools
         self.supports_tool_role = self._has_tool_role()
         self._wrappers = {role: self._observation_wrapper(role) for role in ("tool", "user")}
         self.end_id = self._end_id()
@@ -164,7 +166,11 @@ class ChatFormat:
     ) -> str:
         try:
             return self._template.render(
-                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self._variables
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
             )
         except Exception as error:  # foreign code: anything may come out of it
             roles = ", ".join(message["role"] for message in messages)

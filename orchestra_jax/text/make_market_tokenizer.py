@@ -12,15 +12,21 @@ Anything else, any Unicode text, is encoded as bytes.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import tokenizers
+from orchestra_envs.market import corpus
+from orchestra_envs.market.env import MarketEnv
+from orchestra_envs.market.tasks import TASK_TYPES, make_task
+from orchestra_envs.market.tools import TOOL_NAMES
+from orchestra_envs.parse import ToolCall, render_call
 from tokenizers import models, pre_tokenizers
 
-from orchestra_jax.text.tokenizer import byte_level
+from orchestra_jax.text.prompt import system_prompt
+from orchestra_jax.text.tokenizer import BUILTIN, byte_level
 
 VOCAB_SIZE = 2048
 ADDED_TOKENS = (
@@ -201,3 +207,33 @@ def _config() -> dict[str, Any]:
         "model_max_length": 4096,
         "chat_template": CHAT_TEMPLATE,
     }
+
+
+def market_texts(num_tasks: int = 600) -> Iterator[str]:
+    """What policies read and write in the market's train split: facts, questions, answers, prompts, tool results."""
+    yield from corpus.passages()
+    for task_type in TASK_TYPES:
+        for index in range(num_tasks):
+            task = make_task("train", task_type, index)
+            yield f"{task.question}\n\n"
+            yield f"Answer: {task.answer}"
+    env = MarketEnv(preference="random", randomize_tools=True, price_spread=4.0)
+    for seed in range(num_tasks):
+        observation, info = env.reset(seed=seed)
+        yield observation
+        yield system_prompt(info, "compact")[0]
+        names = [tool["function"]["name"] for tool in json.loads(info["tools_json"])]
+        yield env.step(render_call(ToolCall(names[seed % len(names)], {})))[0]
+        yield env.step("")[0]  # the observation that an unreadable turn gets
+
+
+def main() -> None:
+    """Writes the built-in market tokenizer anew."""
+    folder = BUILTIN["market"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in make_files(market_texts(), TOOL_NAMES).items():
+        (folder / name).write_text(content, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
