@@ -1,0 +1,192 @@
+"""Scripted policies for comparison and for warm starts, and a loop that runs one episode.
+
+All of them call tools without arguments and then copy the last result as "Answer: X". By name (`make_policy`):
+
+* `always:<tool>`: that tool, once.
+* `random`: one tool, uniformly at random.
+* `cheapest`: tools in rising order of price until one returns a result instead of an error.
+* `oracle`: knows the market's skill table: the cheapest plan whose chance of success is within 0.05 of the best.
+* `habit`: a fair warm start with the bad habit that prompted models have: 55% the strongest expert, 25% the oracle's
+  plan, 20% a random tool.
+
+`oracle` and `habit` need the market's tasks; the others run on any `ToolEnv`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+
+from orchestra_envs.market.plans import best_plan
+from orchestra_envs.market.tasks import task_from_id
+from orchestra_envs.parse import ToolCall, render_call
+
+STRONGEST_EXPERT = "gpt-5"
+HABIT_SHARES = {"strongest": 0.55, "suitable": 0.25, "random": 0.2}
+POLICY_NAMES = ("always:<tool>", "random", "cheapest", "oracle", "habit")
+
+# Only used to rank tools by price: what one call of a language model typically takes.
+_TYPICAL_INPUT_TOKENS, _TYPICAL_OUTPUT_TOKENS, _TYPICAL_SECONDS = 100, 1000, 10
+
+# (offered tools, reset info, generator) -> names of the tools to call, in order
+_Choose = Callable[[list[dict[str, Any]], dict[str, Any], np.random.Generator], list[str]]
+
+
+class Policy(Protocol):
+    """What `run_episode` needs: told of each new episode, then asked for one turn after the other."""
+
+    def reset(self, env: gymnasium.Env, observation: str, info: dict[str, Any], rng: np.random.Generator) -> None:
+        """Begin an episode; `observation` and `info` come from `env.reset`."""
+
+    def act(self, observation: str, info: dict[str, Any]) -> str:
+        """The text of the next turn, given the newest observation and info."""
+
+
+class ScriptedPolicy:
+    """Calls a list of tools chosen at reset, one a turn and without arguments, then copies the last result.
+
+    With `fallback`, the first result that is not an error is taken and the rest of the list is not called.
+    """
+
+    def __init__(self, choose: _Choose, *, fallback: bool = False) -> None:
+        self._choose = choose
+        self._fallback = fallback
+        self._calls: list[str] = []
+
+    def reset(self, env: gymnasium.Env, observation: str, info: dict[str, Any], rng: np.random.Generator) -> None:
+        """Choose the tools for this episode."""
+        self._calls = self._choose(json.loads(info["tools_json"]), info, rng)
+
+    def act(self, observation: str, info: dict[str, Any]) -> str:
+        """The next call, or the final answer."""
+        has_result = info["num_calls"] > 0 and info["num_errors"] == 0
+        if self._calls and not (self._fallback and has_result):
+            return render_call(ToolCall(self._calls.pop(0), {}))
+        return f"Answer: {result_value(observation) if has_result else 'unknown'}"
+
+
+def result_value(observation: str) -> str:
+    """The value that a tool's result states: what follows the last "Answer:", else its last word."""
+    words = observation.rsplit("Answer:", 1)[-1].split()
+    return words[-1].rstrip(".") if words else "unknown"
+
+
+def make_policy(name: str) -> ScriptedPolicy:
+    """The scripted policy of this name (see the module's list).
+
+    Raises ValueError for an unknown name; `always:<tool>` raises it at reset if the tool is not offered.
+    """
+    if name.startswith("always:"):
+        return ScriptedPolicy(_always(name.removeprefix("always:")))
+    if name == "cheapest":
+        return ScriptedPolicy(_by_price, fallback=True)
+    choices: dict[str, _Choose] = {"random": _random, "oracle": _oracle, "habit": _habit}
+    if name not in choices:
+        raise ValueError(f"policy: expected one of {', '.join(POLICY_NAMES)}, got {name!r}")
+    return ScriptedPolicy(choices[name])
+
+
+def _name(spec: dict[str, Any]) -> str:
+    return spec["function"]["name"]
+
+
+def _always(tool: str) -> _Choose:
+    def choose(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
+        offered = [_name(spec) for spec in specs]
+        if tool not in offered:
+            raise ValueError(f"policy always:{tool}: the tool is not offered; offered are {', '.join(offered)}")
+        return [tool]
+
+    return choose
+
+
+def _random(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
+    return [_name(specs[int(rng.integers(len(specs)))])]
+
+
+def _by_price(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
+    return [_name(spec) for spec in sorted(specs, key=lambda spec: _typical_cost_usd(spec["price"]))]
+
+
+def _typical_cost_usd(price: dict[str, float]) -> float:
+    return (
+        price["per_call_usd"]
+        + price["per_input_token_usd"] * _TYPICAL_INPUT_TOKENS
+        + price["per_output_token_usd"] * _TYPICAL_OUTPUT_TOKENS
+        + price["per_second_usd"] * _TYPICAL_SECONDS
+    )
+
+
+def _oracle(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
+    return list(best_plan(task_from_id(info["task_id"]), specs))
+
+
+def _habit(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
+    kind = rng.choice(list(HABIT_SHARES), p=list(HABIT_SHARES.values()))
+    if kind == "strongest" and STRONGEST_EXPERT in map(_name, specs):
+        return [STRONGEST_EXPERT]
+    return _oracle(specs, info, rng) if kind == "suitable" else _random(specs, info, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode as text and sums.
+
+    `messages` are the turns in order, as {"role": "user" | "assistant" | "tool", "content": text}, from the question
+    to the final answer; `reset_info` is the environment's first info (tools, prices, preference); `tool_counts` has
+    the calls of each tool that was called.
+    """
+
+    task_id: str
+    seed: int
+    replica: int
+    messages: list[dict[str, str]]
+    reset_info: dict[str, Any]
+    outcome: float
+    reward: float
+    cost_usd: float
+    latency_s: float
+    tool_counts: dict[str, int]
+    end_reason: str
+
+
+def run_episode(env: gymnasium.Env, policy: Policy, seed: int, replica: int = 0) -> Episode:
+    """Run one episode to its end.
+
+    The same environment, policy, seed and replica give the same episode. `seed` fixes task, tools, prices and
+    preference; `replica` varies the luck of the tools and of the policy.
+    """
+    observation, reset_info = env.reset(seed=seed, options={"replica": replica})
+    info, reward, ended = reset_info, 0.0, False
+    messages = [{"role": "user", "content": observation}]
+    counts: Counter[str] = Counter()
+    policy.reset(env, observation, info, np.random.default_rng([seed, replica]))
+    while not ended:
+        action = policy.act(observation, info)
+        observation, step_reward, terminated, truncated, info = env.step(action)
+        ended = terminated or truncated
+        reward += float(step_reward)
+        calls = json.loads(info["calls_json"])
+        counts.update(call["tool"] for call in calls)
+        messages.append({"role": "assistant", "content": action})
+        if not ended:
+            messages.append({"role": "tool" if calls else "user", "content": observation})
+    return Episode(
+        task_id=reset_info["task_id"],
+        seed=seed,
+        replica=replica,
+        messages=messages,
+        reset_info=reset_info,
+        outcome=info["outcome"],
+        reward=reward,
+        cost_usd=info["episode_cost_usd"],
+        latency_s=info["episode_latency_s"],
+        tool_counts=dict(counts),
+        end_reason=info["end_reason"],
+    )
