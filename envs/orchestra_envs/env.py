@@ -20,19 +20,18 @@ Randomness: the task, the tools, their prices and the preference depend on the s
 replicas 0..G-1, and two environments with equal seed, replica and actions go through equal episodes.
 """
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from orchestra_envs.parse import CALL_CLOSE, CALL_OPEN, ParsedTurn, parse_turn
-from orchestra_envs.spaces import UnicodeText
-from orchestra_envs.tools import CallContext, CallRecord, Tool, run_calls
+from orchestra_envs.spaces import MAX_TEXT_CHARS, UnicodeText
+from orchestra_envs.tools import CallContext, CallRecord, Tool, canonical_json, run_calls
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +136,6 @@ class ToolEnv(gym.Env[str, str]):
         ValueError: an argument is out of range.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     tools: Sequence[Tool] = ()
 
     def __init__(
@@ -199,9 +197,9 @@ class ToolEnv(gym.Env[str, str]):
         self._episode = _Episode(episode_seed, replica, task, by_name)
         preference = task.preference
         info = self._info(
-            tools_json=_canonical_json([tool.spec() for tool in tools]),
+            tools_json=f"[{','.join(tool.spec_json for tool in tools)}]",
             preference_json=(
-                _canonical_json({"weights": dict(preference.weights), "text": preference.text}) if preference else ""
+                canonical_json({"weights": dict(preference.weights), "text": preference.text}) if preference else ""
             ),
         )
         words = preference.text if preference else ""
@@ -247,7 +245,7 @@ class ToolEnv(gym.Env[str, str]):
             max_output_chars=self.max_output_chars,
             budget_usd=None if self.budget_usd is None else self.budget_usd - episode.cost_usd,
         )
-        format_errors = [(error.kind, f"Error: {error.message}.") for error in turn.errors]
+        format_errors: list[tuple[str, str]] = [(error.kind, f"Error: {error.message}.") for error in turn.errors]
         if not records and not format_errors:
             message = f"Error: the turn is empty. Answer, or call a tool: {CALL_OPEN}{_CALL_EXAMPLE}{CALL_CLOSE}"
             format_errors = [("empty_turn", message)]
@@ -270,10 +268,10 @@ class ToolEnv(gym.Env[str, str]):
             num_calls=len(records),
             num_errors=len(error_types),
             error_type=error_types[0] if error_types else "",
-            calls_json=_canonical_json([asdict(record) for record in records]),
+            calls_json=canonical_json([record.as_dict() for record in records]),
         )
         observation = _observation(records, [message for _, message in format_errors])
-        return observation[: self.observation_space.max_length], -penalty, False, bool(episode.end_reason), info
+        return observation[:MAX_TEXT_CHARS], -penalty, False, bool(episode.end_reason), info
 
     def _limit_reached(self, episode: _Episode, error_types: Sequence[str]) -> str:
         if "budget" in error_types:
@@ -347,10 +345,6 @@ def _checked_outcome(outcome: Any) -> float:
     if not 0 <= value <= 1:  # NaN too
         raise ValueError(f"score() must return a number in [0, 1], not {outcome!r}")
     return value
-
-
-def _canonical_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
 
 
 def _whole_number(name: str, value: Any, *, minimum: int) -> int:

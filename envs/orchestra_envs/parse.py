@@ -133,12 +133,12 @@ def render_call(call: ToolCall) -> str:
     """The text of a call as a Qwen or Hermes model writes it; `parse_turn` gives the same call back.
 
     Raises:
-        ValueError: the arguments are not JSON (NaN, infinity, keys that are no strings, Python objects).
+        ValueError: the arguments are not JSON (NaN, infinity, keys that are no strings, Python objects) or nested
+            deeper than `MAX_DEPTH`.
     """
-    if not all(isinstance(key, str) for key in call.arguments):
-        raise ValueError(f"arguments of {call.name!r}: every key must be a string")
     try:
-        body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False, allow_nan=False)
+        fields = _clean({"name": call.name, "arguments": call.arguments}, 0)
+        body = json.dumps(fields, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"arguments of {call.name!r} cannot be written as JSON: {error}") from error
     return f"{CALL_OPEN}\n{body}\n{CALL_CLOSE}"
@@ -291,7 +291,7 @@ def _decode_whole(text: str) -> Any:
 
 
 def _clean(value: Any, depth: int) -> Any:
-    """`value` with lone surrogates replaced; ValueError if it is nested too deeply to be handled later."""
+    """`value` with lone surrogates replaced; ValueError for deeper nesting than later readers can be sure of."""
     if isinstance(value, str):
         return replace_surrogates(value)
     if not isinstance(value, dict | list):
@@ -300,6 +300,8 @@ def _clean(value: Any, depth: int) -> Any:
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
     if isinstance(value, list):
         return [_clean(item, depth + 1) for item in value]
+    if not all(isinstance(key, str) for key in value):
+        raise ValueError("a key is no string")
     return {replace_surrogates(key): _clean(item, depth + 1) for key, item in value.items()}
 
 

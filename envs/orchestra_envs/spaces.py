@@ -5,6 +5,8 @@ from typing import Any
 
 from gymnasium.spaces import Text
 
+MAX_TEXT_CHARS = 1_000_000
+
 _SAMPLE_CHARSET = string.printable[:94]  # visible ASCII
 
 
@@ -16,14 +18,14 @@ class UnicodeText(Text):
     would be laid out for the charset.
     """
 
-    def __init__(self, max_length: int = 1_000_000, *, min_length: int = 0, seed: int | None = None) -> None:
+    def __init__(self, max_length: int = MAX_TEXT_CHARS, *, min_length: int = 0, seed: int | None = None) -> None:
         super().__init__(max_length, min_length=min_length, charset=_SAMPLE_CHARSET, seed=seed)
 
     def contains(self, x: Any) -> bool:
         """Whether `x` is a string of a length in range; any characters."""
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
 
-    def sample(self, mask: None = None, probability: None = None) -> str:
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
         """A short string of visible ASCII (a million random characters would help nobody).
 
         Raises:

@@ -20,7 +20,7 @@ import re
 import textwrap
 import threading
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -40,6 +40,14 @@ MAX_USD_PER_TOKEN = 1.0
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _T = TypeVar("_T")
+
+
+_encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
+
+
+def canonical_json(value: Any) -> str:
+    """`value` as JSON with sorted keys, no spaces and unescaped Unicode; ValueError for NaN and infinity."""
+    return _encode_json(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -120,6 +128,10 @@ class CallRecord:
     truncated_chars: int
     source: Literal["live", "simulated", "recorded"]
 
+    def as_dict(self) -> dict[str, Any]:
+        """The record as JSON values (`dataclasses.asdict` would copy the arguments, slowly)."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
@@ -176,9 +188,8 @@ class Tool:
             raise ValueError(f"tool {self.name!r}: latency_s must be a finite number >= 0, not {self.latency_s!r}")
         if not (_is_number(self.timeout_s) and self.timeout_s > 0):
             raise ValueError(f"tool {self.name!r}: timeout_s must be a finite number > 0, not {self.timeout_s!r}")
-        _check_schema(self.name, self.parameters)
         object.__setattr__(self, "_context_argument", _context_argument(self.function))
-        object.__setattr__(self, "_validator", jsonschema.Draft202012Validator(self.parameters))
+        object.__setattr__(self, "_validator", _validator(self.name, self.parameters))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The underlying function, so that a decorated one can still be called by hand."""
@@ -192,6 +203,11 @@ class Tool:
             "price": {name: getattr(self.price, name) for name in Price.__slots__},
             "latency_s": self.latency_s,
         }
+
+    @functools.cached_property
+    def spec_json(self) -> str:
+        """`spec()` as canonical JSON."""
+        return canonical_json(self.spec())
 
     def argument_error(self, arguments: Mapping[str, Any]) -> str:
         """What is wrong with `arguments` under the schema, in one sentence; "" if nothing is.
@@ -259,46 +275,45 @@ def run_calls(
             under way count with their price per call. None for no limit.
     """
     records: dict[int, CallRecord] = {}
-    under_way: dict[int, Awaitable[Any]] = {}
+    under_way: dict[int, tuple[Awaitable[Any], float]] = {}
     spent_usd = 0.0
-
-    def settle(index: int, outcome: Any) -> float:
-        record = _record(calls[index], tools.get(calls[index].name), outcome, max_output_chars)
-        records[index] = record
-        return record.cost_usd
-
     for index, call in enumerate(calls):
+        tool = tools.get(call.name)
         if budget_usd is not None and spent_usd >= budget_usd:
             outcome: Any = _Fault("budget", "the budget is spent; the call was refused", started=False)
+        elif tool is None:
+            known = ", ".join(tools) or "none"
+            outcome = _Fault("unknown_tool", f"there is no tool {call.name!r}; tools: {known}", started=False)
         else:
-            outcome = _start(call, tools, make_context, index)
-        if inspect.isawaitable(outcome):
-            under_way[index] = outcome
-            spent_usd += tools[call.name].price.per_call_usd
-        else:
-            spent_usd += settle(index, outcome)
+            outcome = _start(call, tool, make_context, index)
+            if inspect.isawaitable(outcome):
+                under_way[index] = outcome, tool.timeout_s
+                spent_usd += tool.price.per_call_usd
+                continue
+        records[index] = _record(call, tool, outcome, max_output_chars)
+        spent_usd += records[index].cost_usd
     if under_way:
-        limits = [(awaitable, tools[calls[index].name].timeout_s) for index, awaitable in under_way.items()]
-        for index, outcome in zip(under_way, _on_background_loop(_await_all(limits))):
-            settle(index, outcome)
+        outcomes = _on_background_loop(_await_all(under_way.values()))
+        for index, outcome in zip(under_way, outcomes):
+            if isinstance(outcome, KeyboardInterrupt):
+                raise outcome
+            call = calls[index]
+            records[index] = _record(call, tools[call.name], outcome, max_output_chars)
     return [records[index] for index in range(len(calls))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Why a call has no result; `started` calls are charged."""
+    """Why a call has no result. A `started` one is charged, with `latency_s` or else the declared latency."""
 
     error_type: str
     message: str
     started: bool = True
+    latency_s: float | None = None
 
 
-def _start(call: ToolCall, tools: Mapping[str, Tool], make_context: Callable[[int], CallContext], index: int) -> Any:
-    """Check the call and begin it: the function's result, an awaitable of it, or a `_Fault`."""
-    tool = tools.get(call.name)
-    if tool is None:
-        known = ", ".join(tools) or "none"
-        return _Fault("unknown_tool", f"there is no tool {call.name!r}; tools: {known}", started=False)
+def _start(call: ToolCall, tool: Tool, make_context: Callable[[int], CallContext], index: int) -> Any:
+    """Check the arguments and call the function: what it returned (an awaitable, if async) or raised, or a `_Fault`."""
     try:
         if message := tool.argument_error(call.arguments):
             return _Fault("invalid_arguments", f"{call.name}: {message}", started=False)
@@ -309,57 +324,52 @@ def _start(call: ToolCall, tools: Mapping[str, Tool], make_context: Callable[[in
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return _fault_of(error)
+        return error
 
 
-def _fault_of(error: BaseException) -> _Fault:
+def _fault_of(name: str, error: BaseException) -> _Fault:
     try:
         message = _ADDRESS.sub("", str(error))
     except Exception:  # an exception whose __str__ raises
         message = ""
     if isinstance(error, ToolArgumentError):
-        return _Fault("invalid_arguments", message, started=False)
-    name = type(error).__name__
-    return _Fault("tool_exception", f"{name}: {message}" if message else name)
+        return _Fault("invalid_arguments", f"{name}: {message}", started=False)
+    kind = type(error).__name__
+    return _Fault("tool_exception", f"{name}: {kind}: {message}" if message else f"{name}: {kind}")
 
 
 def _record(call: ToolCall, tool: Tool | None, outcome: Any, max_output_chars: int) -> CallRecord:
-    """The account of a call from what came of it (its function's return value, or a `_Fault`)."""
-    if not isinstance(outcome, _Fault):
+    """The account of a call from what came of it: its function's result, an exception, or a `_Fault`."""
+    fault = outcome if isinstance(outcome, _Fault) else None
+    if isinstance(outcome, BaseException):
+        fault = _fault_of(call.name, outcome)
+    elif fault is None:
         try:
-            outcome = _as_result(outcome)
+            result = _as_result(outcome)
         except (TypeError, ValueError, RecursionError) as error:
-            outcome = _Fault("bad_result", f"{call.name} returned nothing usable: {_fault_of(error).message}")
-    if isinstance(outcome, _Fault):
-        result = ToolResult(f"Error: {outcome.message}")
-        if not outcome.started:
-            result = ToolResult(result.text, cost_usd=0.0, latency_s=0.0)
-        elif outcome.error_type == "timeout" and tool is not None:
-            result = ToolResult(result.text, latency_s=tool.timeout_s)
-    else:
-        result = outcome
-    started = not isinstance(outcome, _Fault) or outcome.started
-    latency_s, cost_usd = result.latency_s, result.cost_usd
+            fault = _Fault("bad_result", f"{call.name} gave no usable result: {error}")
+    if fault is not None:
+        text = f"Error: {fault.message}"
+        result = ToolResult(text, None, fault.latency_s) if fault.started else ToolResult(text, 0.0, 0.0)
+    cost_usd, latency_s = result.cost_usd, result.latency_s
     if latency_s is None:
-        latency_s = tool.latency_s if tool else 0.0
+        assert tool is not None  # without a tool no call starts
+        latency_s = tool.latency_s
     if cost_usd is None:
-        cost_usd = (
-            tool.price.cost_usd(
-                input_tokens=result.input_tokens, output_tokens=result.output_tokens, latency_s=latency_s
-            )
-            if tool
-            else 0.0
+        assert tool is not None
+        cost_usd = tool.price.cost_usd(
+            input_tokens=result.input_tokens, output_tokens=result.output_tokens, latency_s=latency_s
         )
     text, truncated_chars = _cap(replace_surrogates(result.text), max_output_chars)
     return CallRecord(
         tool=call.name,
         arguments=call.arguments,
-        status="error" if isinstance(outcome, _Fault) else "ok",
-        error_type=outcome.error_type if isinstance(outcome, _Fault) else "",
+        status="error" if fault else "ok",
+        error_type=fault.error_type if fault else "",
         text=text,
         cost_usd=float(cost_usd),
         latency_s=float(latency_s),
-        attempts=int(started),
+        attempts=0 if fault and not fault.started else 1,
         input_tokens=int(result.input_tokens),
         output_tokens=int(result.output_tokens),
         truncated_chars=truncated_chars,
@@ -406,17 +416,17 @@ def _own_copy(arguments: dict[str, Any]) -> dict[str, Any]:
     return dict(arguments)
 
 
-async def _await_all(limits: list[tuple[Awaitable[Any], float]]) -> list[Any]:
-    return await asyncio.gather(*(_await_one(awaitable, timeout_s) for awaitable, timeout_s in limits))
+async def _await_all(limited: Iterable[tuple[Awaitable[Any], float]]) -> list[Any]:
+    return await asyncio.gather(*(_await_one(awaitable, timeout_s) for awaitable, timeout_s in limited))
 
 
 async def _await_one(awaitable: Awaitable[Any], timeout_s: float) -> Any:
-    """The result or a `_Fault`. A tool that ignores its cancellation is left behind, not waited for."""
+    """The result, the exception or a `_Fault`. A tool that ignores its cancellation is left behind, not waited for."""
     task = asyncio.ensure_future(_guarded(awaitable))
     done, _ = await asyncio.wait({task}, timeout=timeout_s)
     if not done:
         task.cancel()
-        return _Fault("timeout", f"no result within {timeout_s:g} s")
+        return _Fault("timeout", f"no result within {timeout_s:g} s", latency_s=timeout_s)
     return task.result()
 
 
@@ -425,7 +435,7 @@ async def _guarded(awaitable: Awaitable[Any]) -> Any:
     try:
         return await awaitable
     except BaseException as error:
-        return _fault_of(error)
+        return error
 
 
 _loop: asyncio.AbstractEventLoop | None = None
@@ -457,17 +467,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_loop)
 
 
-def _check_schema(name: str, schema: Any) -> None:
+def _validator(name: str, schema: Any) -> jsonschema.Draft202012Validator:
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise ValueError(f'tool {name!r}: parameters must be a JSON schema with "type": "object"')
     try:
-        jsonschema.Draft202012Validator.check_schema(schema)
-        text = json.dumps(schema, allow_nan=False)
+        return _compiled(canonical_json(schema))
     except (jsonschema.SchemaError, TypeError, ValueError) as error:
         message = error.message if isinstance(error, jsonschema.SchemaError) else str(error)
-        raise ValueError(f"tool {name!r}: parameters is no JSON schema: {message}") from error
-    if remote := re.search(r'"\$ref": "(?!#)([^"]*)"', text):
-        raise ValueError(f"tool {name!r}: parameters refers to {remote[1]!r}; only references within it are read")
+        raise ValueError(f"tool {name!r}: parameters is not a usable JSON schema: {message}") from error
+
+
+@functools.lru_cache(maxsize=1024)  # markets make the same tools again for every episode, at other prices
+def _compiled(schema_json: str) -> jsonschema.Draft202012Validator:
+    schema = json.loads(schema_json)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    if remote := re.search(r'"\$ref":"(?!#)([^"]*)"', schema_json):
+        raise ValueError(f"it refers to {remote[1]!r}, and only references within it are read")
+    return jsonschema.Draft202012Validator(schema)
 
 
 def _is_context(parameter: inspect.Parameter) -> bool:
@@ -477,6 +493,7 @@ def _is_context(parameter: inspect.Parameter) -> bool:
     return annotation is CallContext
 
 
+@functools.lru_cache(maxsize=1024)
 def _context_argument(function: Callable[..., Any]) -> str | None:
     try:
         parameters = inspect.signature(function).parameters
@@ -488,7 +505,8 @@ def _context_argument(function: Callable[..., Any]) -> str | None:
 def _tool_of(
     function: Callable[..., Any], *, name: str | None = None, description: str | None = None, **fields: Any
 ) -> Tool:
-    name = name or getattr(function, "__name__", type(function).__name__)
+    if name is None:
+        name = str(getattr(function, "__name__", type(function).__name__))
     summary, argument_docs = _read_docstring(inspect.getdoc(function) or "")
     arguments_model, names = _arguments_model(name, function, argument_docs)
 
