@@ -1,8 +1,8 @@
 """Intervals and paired differences for evaluations: plain NumPy in float64, no JAX.
 
-Episodes of one task are not independent (they share the question, the tools and the prices), so everything here
-resamples *tasks*: ``clusters`` names the task of each episode, and a task is drawn with all its episodes or not
-at all (the cluster bootstrap; Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8).
+Episodes of one task are not independent (they share the question, the tools and the prices), so everything
+here resamples *tasks*: ``clusters`` names the task of each episode, and a task is drawn with all its episodes or
+not at all (the cluster bootstrap; Davison and Hinkley, "Bootstrap Methods and their Application", 1997, 3.8).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -66,8 +67,8 @@ def bootstrap_ci(
 def wilson_interval(num_successes: float, num_trials: float, level: float = 0.95) -> Interval:
     """Wilson's score interval of a proportion (Wilson 1927; Brown, Cai and DasGupta 2001).
 
-    Unlike the bootstrap it does not shrink to a point when all, or none, of the trials succeed. The counts may be
-    fractional, so that an effective sample size can be given.
+    Unlike the bootstrap it does not shrink to a point when all, or none, of the trials succeed. The counts may
+    be fractional, so that an effective sample size can be given.
 
     Raises:
         ValueError: no trials, successes outside [0, num_trials], a bad level.
@@ -127,7 +128,7 @@ def paired_difference(
 ) -> PairedDifference:
     """Mean of ``values_a - values_b`` where both policies met the same tasks, with a bootstrap interval.
 
-    Pairing takes the difficulty of the tasks out of the comparison, so that the interval is narrower than what
+    Pairing takes the difficulty of the tasks out of the comparison, so that the interval is narrower than
     the two separate intervals suggest.
 
     Args:
@@ -152,17 +153,17 @@ def summarize(
     """The entry of one policy in ``summary.json``.
 
     Args:
-        records: one mapping per episode with ``task_id``, ``outcome`` (in [0, 1]), ``cost_usd``, ``latency_s``;
-            also, where there, ``preference`` (the preference score), ``tool_counts`` and ``end_reason``.
-            Episodes that ended by ``"infra_error"`` say nothing about the policy: they are left out of every
-            mean, and counted. Any other failure of the policy (no answer, format errors) counts as it scored.
+        records: one mapping per episode with ``task_id``, ``outcome`` (in [0, 1]), ``cost_usd`` and
+            ``latency_s``; also, where there, ``preference`` (the preference score), ``tool_counts`` and
+            ``end_reason``. Episodes that ended by ``"infra_error"`` say nothing about the policy: they are left
+            out of every mean, and counted. Any other failure of the policy counts as it scored.
 
     Returns:
-        ``accuracy``, ``cost_usd`` and ``latency_s`` (means per episode), ``preference`` (mean, or ``None`` where
-        no record has one), ``cost_per_solved_usd`` (total cost over total outcome; ``None`` where nothing was
-        solved), ``tools`` (mean calls per episode), ``num_episodes``, ``num_tasks``, ``num_infra_errors``, and
-        ``ci95`` with ``[low, high]`` for the first five (``high`` of the cost per solved task is ``None`` where
-        resamples without any solved task reach into the upper tail).
+        ``accuracy``, ``cost_usd`` and ``latency_s`` (means per episode), ``preference`` (mean, or ``None``
+        where a record has none), ``cost_per_solved_usd`` (total cost over total outcome; ``None`` where nothing
+        was solved), ``tools`` (mean calls per episode), ``num_episodes``, ``num_tasks``, ``num_infra_errors``,
+        and ``ci95`` with ``[low, high]`` for the first five (``high`` of the cost per solved task is ``None``
+        where resamples without any solved task reach into the upper tail).
 
     Raises:
         ValueError: no usable record, a missing field, a number that is not finite; names record and field.
@@ -172,12 +173,12 @@ def summarize(
         raise ValueError(f"no episode to summarize: {len(records)} given, all of them ended by infra_error")
     tasks = [_field(r, "task_id", i) for i, r in enumerate(used)]
     outcome, cost, latency = (_column(used, name) for name in ("outcome", "cost_usd", "latency_s"))
-    options = {"num_resamples": num_resamples, "seed": seed, "level": level}
+    mean_ci = partial(bootstrap_ci, num_resamples=num_resamples, seed=seed, level=level)
 
     intervals: dict[str, list[float | None] | None] = {
-        "accuracy": list(accuracy_interval(outcome, tasks, **options)),
-        "cost_usd": list(bootstrap_ci(cost, tasks, **options)),
-        "latency_s": list(bootstrap_ci(latency, tasks, **options)),
+        "accuracy": list(accuracy_interval(outcome, tasks, num_resamples, seed, level)),
+        "cost_usd": list(mean_ci(cost, tasks)),
+        "latency_s": list(mean_ci(latency, tasks)),
         "preference": None,
         "cost_per_solved_usd": None,
     }
@@ -185,7 +186,7 @@ def summarize(
     if all(r.get("preference") is not None for r in used):
         scores = _column(used, "preference")
         preference = float(scores.mean())
-        intervals["preference"] = list(bootstrap_ci(scores, tasks, **options))
+        intervals["preference"] = list(mean_ci(scores, tasks))
     cost_per_solved = None
     if outcome.sum() > 0:
         cost_per_solved = float(cost.sum() / outcome.sum())
@@ -213,7 +214,7 @@ def _bootstrap_ratio(
     seed: int,
     level: float,
 ) -> Interval:
-    """Percentile interval of sum(numerator) / sum(denominator) over resampled clusters; x/0 counts as infinite."""
+    """Percentile interval of sum(numerator) / sum(denominator) over resampled clusters; x/0 is infinite."""
     _check_level(level)
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
@@ -226,7 +227,7 @@ def _bootstrap_ratio(
         totals, counts = top[drawn].sum(axis=1), bottom[drawn].sum(axis=1)
         ratios[done : done + len(drawn)] = np.divide(totals, counts, out=np.full(len(drawn), np.inf), where=counts > 0)
         done += len(drawn)
-    # Inverted empirical distribution: always one of the resampled values, so infinities never meet in a 0 * inf.
+    # Inverted empirical distribution: always a resampled value, so that infinities never meet in a 0 * inf.
     tail = (1 - level) / 2
     low, high = np.quantile(ratios, [tail, 1 - tail], method="inverted_cdf")
     return float(low), float(high)
@@ -262,7 +263,7 @@ def _cluster_index(clusters: Sequence[Any] | None, num_values: int) -> tuple[NDA
     if clusters is None:
         return np.arange(num_values), num_values
     if len(clusters) != num_values:
-        raise ValueError(f"clusters has {len(clusters)} entries for {num_values} values: one per value is needed")
+        raise ValueError(f"clusters has {len(clusters)} entries for {num_values} values: one each is needed")
     numbers: dict[Any, int] = {}
     index = np.array([numbers.setdefault(name, len(numbers)) for name in clusters], dtype=np.int64)
     return index, len(numbers)
