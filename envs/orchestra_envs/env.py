@@ -29,9 +29,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from orchestra_envs.parse import CALL_CLOSE, CALL_OPEN, ParsedTurn, parse_turn
+from orchestra_envs.parse import CALL_CLOSE, CALL_OPEN, ParsedTurn, ParseError, parse_turn
 from orchestra_envs.spaces import MAX_TEXT_CHARS, UnicodeText
-from orchestra_envs.tools import CallContext, CallRecord, Tool, canonical_json, run_calls
+from orchestra_envs.tools import CallContext, CallRecord, Tool, canonical_json, cap_text, run_calls
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,19 @@ class _Episode:
     format_errors_in_a_row: int = 0
     turn: int = 0
     end_reason: str = ""
+
+    def account(self, records: Sequence[CallRecord], num_format_errors: int) -> tuple[float, float, int]:
+        """Enter what happened in a turn; its cost (a sum), latency (calls run in parallel) and number of errors."""
+        cost_usd = sum((record.cost_usd for record in records), 0.0)
+        latency_s = max((record.latency_s for record in records), default=0.0)
+        num_errors = num_format_errors + sum(record.status == "error" for record in records)
+        self.history += tuple(records)
+        self.cost_usd += cost_usd
+        self.latency_s += latency_s
+        self.num_errors += num_errors
+        self.num_format_errors += num_format_errors
+        self.format_errors_in_a_row = self.format_errors_in_a_row + 1 if num_format_errors else 0
+        return cost_usd, latency_s, num_errors
 
 
 class ToolEnv(gym.Env[str, str]):
@@ -183,21 +196,19 @@ class ToolEnv(gym.Env[str, str]):
             options: {"replica": k}, k >= 0, varies the tools' randomness alone; other keys are the subclass's.
 
         Raises:
-            ValueError: the replica is not a whole number of at least 0, or two tools share a name.
+            ValueError: the replica is not a whole number of at least 0, two tools share a name, or one is no `Tool`.
         """
         super().reset(seed=seed)
+        self._episode = None
         options = dict(options or {})
         replica = _whole_number('options["replica"]', options.get("replica", 0), minimum=0)
         episode_seed = int(self.np_random.integers(2**63)) if seed is None else int(seed)
         task = self.sample_task(_stream(episode_seed, _TASK_STREAM), options)
-        tools = self.episode_tools(task, _stream(episode_seed, _TOOLS_STREAM))
-        by_name = {tool.name: tool for tool in tools}
-        if len(by_name) < len(tools):
-            raise ValueError(f"two tools share a name: {', '.join(tool.name for tool in tools)}")
-        self._episode = _Episode(episode_seed, replica, task, by_name)
+        tools = _by_name(self.episode_tools(task, _stream(episode_seed, _TOOLS_STREAM)))
+        self._episode = _Episode(episode_seed, replica, task, tools)
         preference = task.preference
         info = self._info(
-            tools_json=f"[{','.join(tool.spec_json for tool in tools)}]",
+            tools_json=f"[{','.join(tool.spec_json for tool in tools.values())}]",
             preference_json=(
                 canonical_json({"weights": dict(preference.weights), "text": preference.text}) if preference else ""
             ),
@@ -245,33 +256,23 @@ class ToolEnv(gym.Env[str, str]):
             max_output_chars=self.max_output_chars,
             budget_usd=None if self.budget_usd is None else self.budget_usd - episode.cost_usd,
         )
-        format_errors: list[tuple[str, str]] = [(error.kind, f"Error: {error.message}.") for error in turn.errors]
-        if not records and not format_errors:
-            message = f"Error: the turn is empty. Answer, or call a tool: {CALL_OPEN}{_CALL_EXAMPLE}{CALL_CLOSE}"
-            format_errors = [("empty_turn", message)]
+        format_errors = turn.errors if turn.errors or records else (_EMPTY_TURN,)
+        cost_usd, latency_s, num_errors = episode.account(records, len(format_errors))
         error_types = [record.error_type for record in records if record.error_type]
-        error_types += [kind for kind, _ in format_errors]
-        cost_usd = sum((record.cost_usd for record in records), 0.0)
-        latency_s = max((record.latency_s for record in records), default=0.0)
-        episode.history += tuple(records)
-        episode.cost_usd += cost_usd
-        episode.latency_s += latency_s
-        episode.num_errors += len(error_types)
-        episode.num_format_errors += len(format_errors)
-        episode.format_errors_in_a_row = episode.format_errors_in_a_row + 1 if format_errors else 0
+        error_types += [error.kind for error in format_errors]
         episode.end_reason = self._limit_reached(episode, error_types)
-        weights = episode.task.preference.weights if episode.task.preference else {"cost": 1.0, "latency": 1.0}
-        penalty = weights["cost"] * REWARD_PER_USD * cost_usd + weights["latency"] * REWARD_PER_SECOND * latency_s
         info = self._info(
             cost_usd=cost_usd,
             latency_s=latency_s,
             num_calls=len(records),
-            num_errors=len(error_types),
+            num_errors=num_errors,
             error_type=error_types[0] if error_types else "",
             calls_json=canonical_json([record.as_dict() for record in records]),
         )
-        observation = _observation(records, [message for _, message in format_errors])
-        return observation[:MAX_TEXT_CHARS], -penalty, False, bool(episode.end_reason), info
+        error_text, _ = cap_text("\n".join(f"Error: {e.message}." for e in format_errors), self.max_output_chars)
+        observation = _observation(records, error_text)[:MAX_TEXT_CHARS]
+        reward = _step_reward(episode.task.preference, cost_usd, latency_s)
+        return observation, reward, False, bool(episode.end_reason), info
 
     def _limit_reached(self, episode: _Episode, error_types: Sequence[str]) -> str:
         if "budget" in error_types:
@@ -325,15 +326,32 @@ INFO_TYPES: Mapping[str, type] = {
 """The keys of `info` and their types, the same after `reset` and every `step`."""
 
 _EMPTY_INFO = {name: kind() for name, kind in INFO_TYPES.items()} | {"calls_json": "[]"}
-_CALL_EXAMPLE = '{"name": ..., "arguments": {...}}'
+_EMPTY_TURN = ParseError("empty_turn", f'the turn is empty: answer, or write {CALL_OPEN}{{"name": ...}}{CALL_CLOSE}')
 
 
-def _observation(records: Sequence[CallRecord], errors: Sequence[str]) -> str:
+def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
+    for tool in tools:
+        if not isinstance(tool, Tool):
+            raise ValueError(f"{tool!r} is no Tool; decorate the function with @tool")
+    by_name = {tool.name: tool for tool in tools}
+    if len(by_name) < len(tools):
+        raise ValueError(f"two tools share a name: {', '.join(tool.name for tool in tools)}")
+    return by_name
+
+
+def _observation(records: Sequence[CallRecord], error_text: str) -> str:
     """One result: its text alone. Several: each under its number and tool, then what could not be read."""
-    if len(records) == 1 and not errors:
+    if len(records) == 1 and not error_text:
         return records[0].text
     results = [f"[{number}] {record.tool}:\n{record.text}" for number, record in enumerate(records, start=1)]
-    return "\n\n".join([*results, *errors])
+    return "\n\n".join([*results, error_text] if error_text else results)
+
+
+def _step_reward(preference: Preference | None, cost_usd: float, latency_s: float) -> float:
+    """See the class; minus what the step cost, by the preference's weights."""
+    cost_weight = preference.weights["cost"] if preference else 1.0
+    latency_weight = preference.weights["latency"] if preference else 1.0
+    return 0.0 - cost_weight * REWARD_PER_USD * cost_usd - latency_weight * REWARD_PER_SECOND * latency_s
 
 
 def _stream(seed: int, *key: int) -> np.random.Generator:

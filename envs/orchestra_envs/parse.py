@@ -46,7 +46,13 @@ MAX_DEPTH = 64
 """Deepest nesting of objects and lists in a call."""
 
 ErrorKind = Literal[
-    "malformed_json", "truncated_call", "missing_name", "bad_arguments", "too_many_calls", "unopened_call"
+    "malformed_json",
+    "truncated_call",
+    "missing_name",
+    "bad_arguments",
+    "too_many_calls",
+    "unopened_call",
+    "empty_turn",
 ]
 
 _MARKER = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}|{CALL_OPEN}|{CALL_CLOSE}")

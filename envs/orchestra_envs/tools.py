@@ -76,6 +76,7 @@ class Price:
             value = getattr(self, name)
             if not (_is_number(value) and value >= 0):
                 raise ValueError(f"Price.{name} must be a finite number of at least 0, not {value!r}")
+            object.__setattr__(self, name, float(value))  # NumPy's numbers are no JSON
         for name in ("per_input_token_usd", "per_output_token_usd"):
             if getattr(self, name) > MAX_USD_PER_TOKEN:
                 raise ValueError(
@@ -188,6 +189,7 @@ class Tool:
             raise ValueError(f"tool {self.name!r}: latency_s must be a finite number >= 0, not {self.latency_s!r}")
         if not (_is_number(self.timeout_s) and self.timeout_s > 0):
             raise ValueError(f"tool {self.name!r}: timeout_s must be a finite number > 0, not {self.timeout_s!r}")
+        object.__setattr__(self, "latency_s", float(self.latency_s))
         object.__setattr__(self, "_context_argument", _context_argument(self.function))
         object.__setattr__(self, "_validator", _validator(self.name, self.parameters))
 
@@ -360,7 +362,7 @@ def _record(call: ToolCall, tool: Tool | None, outcome: Any, max_output_chars: i
         cost_usd = tool.price.cost_usd(
             input_tokens=result.input_tokens, output_tokens=result.output_tokens, latency_s=latency_s
         )
-    text, truncated_chars = _cap(replace_surrogates(result.text), max_output_chars)
+    text, truncated_chars = cap_text(replace_surrogates(result.text), max_output_chars)
     return CallRecord(
         tool=call.name,
         arguments=call.arguments,
@@ -401,7 +403,7 @@ def _numpy_value(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _cap(text: str, max_chars: int) -> tuple[str, int]:
+def cap_text(text: str, max_chars: int) -> tuple[str, int]:
     """The first `max_chars` characters with a mark that says how many were cut, and that number."""
     num_cut = len(text) - max_chars
     if num_cut <= 0:
@@ -486,20 +488,19 @@ def _compiled(schema_json: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-def _is_context(parameter: inspect.Parameter) -> bool:
-    annotation = parameter.annotation  # a string where the module defers its annotations
-    if isinstance(annotation, str):
+def _is_context(annotation: Any) -> bool:
+    if isinstance(annotation, str):  # the module defers its annotations
         return annotation.rpartition(".")[2] == CallContext.__name__
     return annotation is CallContext
 
 
-@functools.lru_cache(maxsize=1024)
 def _context_argument(function: Callable[..., Any]) -> str | None:
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some builtins have no signature
-        return None
-    return next((name for name, parameter in parameters.items() if _is_context(parameter)), None)
+    """The name of the argument annotated `CallContext`; by annotations alone, `inspect.signature` is slow."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    routine = function if inspect.isroutine(function) else type(function).__call__
+    annotations = getattr(routine, "__annotations__", {})
+    return next((name for name, annotation in annotations.items() if _is_context(annotation)), None)
 
 
 def _tool_of(
@@ -510,7 +511,7 @@ def _tool_of(
     summary, argument_docs = _read_docstring(inspect.getdoc(function) or "")
     arguments_model, names = _arguments_model(name, function, argument_docs)
 
-    @functools.wraps(function)  # keeps the signature, in which the context argument is found
+    @functools.wraps(function)  # keeps the annotations, by which the context argument is found
     def call(**arguments: Any) -> Any:
         context = {key: value for key, value in arguments.items() if isinstance(value, CallContext)}
         try:
@@ -537,7 +538,7 @@ def _arguments_model(
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     for argument, parameter in inspect.signature(function).parameters.items():
-        if _is_context(parameter):
+        if _is_context(parameter.annotation):
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(f"tool {name!r}: argument {argument!r} must be a plain keyword argument")
