@@ -142,7 +142,8 @@ def load_hf(
     tensors = _open_tensors(folder)
     config = _match_vocabulary(config, tensors, extra_vocab_rows)
     _check_tensors(config, tensors, folder, cut_vocab=extra_vocab_rows == "cut")
-    target = np.dtype(dtype) if dtype else np.result_type(*(_DTYPES[t.dtype] for t in tensors.values()))
+    stored = (_DTYPES[tensors[name].dtype] for name in _hf_shapes(config))
+    target = np.dtype(dtype) if dtype else np.result_type(*stored)
 
     params = {}
     for name, spec in param_specs(config).items():
@@ -292,9 +293,10 @@ def _check_tensors(config: ModelConfig, tensors: Mapping[str, _Tensor], folder: 
 
 def _check_tied_head(embedding: _Tensor, head: _Tensor, block: int = 8192) -> None:
     """Raises ValueError if a file with tied embeddings holds a head that differs; compares `block` rows at a time."""
+    rows = embedding.shape[0]
+    parts = (slice(row, min(row + block, rows)) for row in range(0, rows, block))
     same = head.shape == embedding.shape and all(
-        np.array_equal(embedding.data[row : row + block], head.data[row : row + block])
-        for row in range(0, embedding.shape[0], block)
+        np.array_equal(embedding.data[part], head.data[part]) for part in parts
     )
     if not same:
         raise ValueError(

@@ -331,9 +331,9 @@ def _rope_fields(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
             if value is None:
                 continue
             full_name = f"{place}.{key}" if place else key
-            if merged.setdefault(name, value) != value:
+            if name in merged and merged[name] != value:
                 raise ValueError(f"{source}: {found_in[name]}={merged[name]!r} and {full_name}={value!r} disagree")
-            found_in.setdefault(name, full_name)
+            merged[name], found_in[name] = value, full_name
     return merged
 
 
