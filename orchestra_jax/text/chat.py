@@ -35,6 +35,9 @@ _TEXT_FILTERS: tuple[Callable[[str], str], ...] = (
 )
 
 
+_RESPONSE = "<tool_response>\n{}\n</tool_response>"
+
+
 class ObservationWrapper(NamedTuple):
     """The ids and text around an observation; ``prefix`` and ``suffix`` are encoded in one run with the text."""
 
@@ -81,9 +84,9 @@ class ChatFormat:
         self._variables = {**tokenizer.special_tokens, **(variables or {})}
         with_tools = self._render([_user("Q")], [_PROBE_TOOL])
         self.supports_tools = _PROBE_TOOL["function"]["name"] in with_tools and "<tool_call>" in with_tools
+        self.end_id = self._end_id()
         self.supports_tool_role = self._has_tool_role()
         self._wrappers = {role: self._observation_wrapper(role) for role in ("tool", "user")}
-        self.end_id = self._end_id()
         self.stop_ids = tuple(dict.fromkeys((self.end_id, *tokenizer.eos_ids)))
         prompt = self._render([_user("Q")])
         self.reasoning_open = prompt.rfind("<think>") > prompt.rfind("</think>")
@@ -190,13 +193,12 @@ class ChatFormat:
 
     def _has_tool_role(self) -> bool:
         """Whether "tool" is more to the template than a name it prints like any other."""
-        conversation = [_user("Q"), _assistant("A")]
         try:
-            as_tool = self._render([*conversation, {"role": "tool", "content": "R"}])
+            as_tool = self._after_turn("tool", _PROBE_TEXT)
         except ValueError:
             return False
         try:
-            return as_tool != self._render([*conversation, {"role": "zzz", "content": "R"}]).replace("zzz", "tool")
+            return as_tool != self._after_turn("zzz", _PROBE_TEXT).replace("zzz", "tool")
         except ValueError:
             return True
 
@@ -220,16 +222,17 @@ class ChatFormat:
     def _observation_wrapper(self, role: str) -> ObservationWrapper:
         wrapped = role == "tool" and not self.supports_tool_role
         template_role = "user" if wrapped else role
-        probe, second = '\t one "1" \t', "\n two </think> <2>\n"
-        rest = self._after_turn(template_role, probe)
+        second_probe = "\n two </think> <2>\n"
+        rest = self._after_turn(template_role, _PROBE_TEXT)
         for text_filter in _TEXT_FILTERS:
-            head, found, tail = rest.partition(text_filter(probe))
-            if found and self._after_turn(template_role, second) == head + text_filter(second) + tail:
+            head, found, tail = rest.partition(text_filter(_PROBE_TEXT))
+            expected = head + text_filter(second_probe) + tail
+            if found and self._after_turn(template_role, second_probe) == expected:
                 break
         else:
             raise ValueError(f"{self.tokenizer.source}: the chat template changes the text of {role!r} messages")
         if wrapped:
-            head, tail = head + "<tool_response>\n", "\n</tool_response>" + tail
+            return self._split_wrapper(head, lambda text: text_filter(_RESPONSE.format(text)), tail)
         return self._split_wrapper(head, text_filter, tail)
 
     def _split_wrapper(self, head: str, text_filter: Callable[[str], str], tail: str) -> ObservationWrapper:
@@ -314,7 +317,9 @@ def _assistant(content: str) -> Message:
     return {"role": "assistant", "content": content}
 
 
+# Strings of the trial renderings; the text tells verbatim, trimmed and JSON apart.
 _PROBE_TURN = "ZzTurnZz"
+_PROBE_TEXT = '\t one "1" \t'
 _PROBE_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
