@@ -2,7 +2,7 @@
 
 All of them call tools without arguments and then copy the last result as "Answer: X". By name (`make_policy`):
 
-* `always:<tool>`: that tool, once.
+* `always:<tool>`: that tool, once ("unknown" where an episode does not offer it).
 * `random`: one tool, uniformly at random.
 * `cheapest`: tools in rising order of price until one returns a result instead of an error.
 * `oracle`: knows the market's skill table: the cheapest plan whose chance of success is within 0.05 of the best.
@@ -34,8 +34,8 @@ POLICY_NAMES = ("always:<tool>", "random", "cheapest", "oracle", "habit")
 # Only used to rank tools by price: what one call of a language model typically takes.
 _TYPICAL_INPUT_TOKENS, _TYPICAL_OUTPUT_TOKENS, _TYPICAL_SECONDS = 100, 1000, 10
 
-# (offered tools, reset info, generator) -> names of the tools to call, in order
-_Choose = Callable[[list[dict[str, Any]], dict[str, Any], np.random.Generator], list[str]]
+# (environment, offered tools, id of the task, generator) -> names of the tools to call, in order
+_Choose = Callable[[gymnasium.Env, list[dict[str, Any]], str, np.random.Generator], list[str]]
 
 
 class Policy(Protocol):
@@ -61,7 +61,7 @@ class ScriptedPolicy:
 
     def reset(self, env: gymnasium.Env, observation: str, info: dict[str, Any], rng: np.random.Generator) -> None:
         """Choose the tools for this episode."""
-        self._calls = self._choose(json.loads(info["tools_json"]), info, rng)
+        self._calls = self._choose(env, json.loads(info["tools_json"]), info["task_id"], rng)
 
     def act(self, observation: str, info: dict[str, Any]) -> str:
         """The next call, or the final answer."""
@@ -80,7 +80,7 @@ def result_value(observation: str) -> str:
 def make_policy(name: str) -> ScriptedPolicy:
     """The scripted policy of this name (see the module's list).
 
-    Raises ValueError for an unknown name; `always:<tool>` raises it at reset if the tool is not offered.
+    Raises ValueError for an unknown name; `always:<tool>` raises it at reset if the environment has no such tool.
     """
     if name.startswith("always:"):
         return ScriptedPolicy(_always(name.removeprefix("always:")))
@@ -97,20 +97,21 @@ def _name(spec: dict[str, Any]) -> str:
 
 
 def _always(tool: str) -> _Choose:
-    def choose(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
+    def choose(env: gymnasium.Env, specs: list[dict[str, Any]], task_id: str, rng: np.random.Generator) -> list[str]:
         offered = [_name(spec) for spec in specs]
-        if tool not in offered:
-            raise ValueError(f"policy always:{tool}: the tool is not offered; offered are {', '.join(offered)}")
-        return [tool]
+        known = [other.name for other in getattr(env.unwrapped, "tools", ())] + offered
+        if tool not in known:
+            raise ValueError(f"policy always:{tool}: no such tool; the environment has {', '.join(known)}")
+        return [tool] if tool in offered else []
 
     return choose
 
 
-def _random(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
+def _random(env: gymnasium.Env, specs: list[dict[str, Any]], task_id: str, rng: np.random.Generator) -> list[str]:
     return [_name(specs[int(rng.integers(len(specs)))])]
 
 
-def _by_price(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
+def _by_price(env: gymnasium.Env, specs: list[dict[str, Any]], task_id: str, rng: np.random.Generator) -> list[str]:
     return [_name(spec) for spec in sorted(specs, key=lambda spec: _typical_cost_usd(spec["price"]))]
 
 
@@ -123,15 +124,15 @@ def _typical_cost_usd(price: dict[str, float]) -> float:
     )
 
 
-def _oracle(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
-    return list(best_plan(task_from_id(info["task_id"]), specs))
+def _oracle(env: gymnasium.Env, specs: list[dict[str, Any]], task_id: str, rng: np.random.Generator) -> list[str]:
+    return list(best_plan(task_from_id(task_id), specs))
 
 
-def _habit(specs: list[dict[str, Any]], info: dict[str, Any], rng: np.random.Generator) -> list[str]:
+def _habit(env: gymnasium.Env, specs: list[dict[str, Any]], task_id: str, rng: np.random.Generator) -> list[str]:
     kind = rng.choice(list(HABIT_SHARES), p=list(HABIT_SHARES.values()))
     if kind == "strongest" and STRONGEST_EXPERT in map(_name, specs):
         return [STRONGEST_EXPERT]
-    return _oracle(specs, info, rng) if kind == "suitable" else _random(specs, info, rng)
+    return (_oracle if kind == "suitable" else _random)(env, specs, task_id, rng)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class MarketEnv(ToolEnv):
             [1 / price_spread, price_spread]; 1 keeps the market's own prices.
         preference: "balanced" (outcome 1, cost 0.5, latency 0.25, not told in words), "random" (drawn per episode
             and told in words), or a mapping of weights in [0, 1] for "outcome", "cost", "latency" and tool names.
-        **limits: `max_turns` (6 here) and the other limits of `ToolEnv`.
+        **limits: `max_turns` and the other limits of `ToolEnv`.
 
     `reset(options={"task_id": "test/lookup/17"})` poses that task. Raises ValueError for an unknown split, type or
     tool, a subset that leaves a type unsolvable with `randomize_tools`, or a spread below 1.
@@ -67,7 +67,7 @@ class MarketEnv(ToolEnv):
         self._price_spread = price_spread
         self._weights = _fixed_weights(preference, self._names)
         self.tools = tuple(tool for tool in market_tools() if tool.name in self._names)
-        super().__init__(**{"max_turns": 6, **limits})
+        super().__init__(**limits)
 
     def sample_task(self, rng: np.random.Generator, options: Mapping[str, Any]) -> Task:
         """A random task of the split, or the one that `options["task_id"]` names, with tools and preference."""
