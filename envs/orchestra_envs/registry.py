@@ -84,7 +84,7 @@ def check(env_id: str, **kwargs: Any) -> list[str]:
     Raises:
         EnvironmentNotFoundError, ValueError: as `make`.
     """
-    env = make(env_id, **kwargs).unwrapped
+    env = _bare(env_id, kwargs)
     problems = list(_gymnasium_problems(env))
     for title, checks in (
         ("info", _info_problems),
@@ -143,6 +143,11 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def _bare(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    """The environment without Gymnasium's wrappers, whose checks would warn about what is reported here."""
+    return make(env_id, **kwargs).unwrapped
+
+
 def _gymnasium_problems(env: gym.Env[Any, Any]) -> Iterator[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -154,7 +159,7 @@ def _gymnasium_problems(env: gym.Env[Any, Any]) -> Iterator[str]:
 
 
 def _info_problems(env_id: str, kwargs: dict[str, Any]) -> Iterator[str]:
-    env = make(env_id, **kwargs)
+    env = _bare(env_id, kwargs)
     infos = {"reset": env.reset(seed=0)[1], "step": env.step("<tool_call>{}</tool_call>")[4]}
     for when, info in infos.items():
         for key, kind in INFO_TYPES.items():
@@ -170,7 +175,7 @@ def _info_problems(env_id: str, kwargs: dict[str, Any]) -> Iterator[str]:
 
 
 def _fault_problems(env_id: str, kwargs: dict[str, Any]) -> Iterator[str]:
-    env = make(env_id, **kwargs)
+    env = _bare(env_id, kwargs)
     _, info = env.reset(seed=0)
     tool_names = [spec["function"]["name"] for spec in json.loads(info.get("tools_json") or "[]")]
     bad_calls = [ToolCall(name, {"no such argument": 1}) for name in [*tool_names, "no such tool"]]
@@ -183,7 +188,7 @@ def _fault_problems(env_id: str, kwargs: dict[str, Any]) -> Iterator[str]:
 
 
 def _determinism_problems(env_id: str, kwargs: dict[str, Any]) -> Iterator[str]:
-    first, second, other = (make(env_id, **kwargs) for _ in range(3))
+    first, second, other = (_bare(env_id, kwargs) for _ in range(3))
     for seed in (3, None, None):
         one = first.reset(seed=seed)
         other.reset()
@@ -193,7 +198,7 @@ def _determinism_problems(env_id: str, kwargs: dict[str, Any]) -> Iterator[str]:
             action = render_call(ToolCall(name, {}))
             if first.step(action) != second.step(action):
                 yield f"step: two instances with equal seeds differ after a call of {name}"
-            if first.unwrapped.np_random.bit_generator.state != second.unwrapped.np_random.bit_generator.state:
+            if first.np_random.bit_generator.state != second.np_random.bit_generator.state:
                 yield "np_random of two instances with equal seeds differs after a step"
     if first.reset(seed=4, options={"replica": 1}) != second.reset(seed=4, options={"replica": 2}):
         yield "replicas of one seed begin differently"
