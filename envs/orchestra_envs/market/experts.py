@@ -10,7 +10,9 @@ Nothing here calls a model. An expert is a coin with a known bias, a price list 
   balanced so that each task type has its own best choice. They measure no real model: do not quote them as such.
 
 The output length and the latency of one answer are scaled by the same log-normal factor of mean 1, because longer
-answers take longer. Repeated questions to one expert are independent draws.
+answers take longer. Repeated questions in an episode are independent draws.
+The n-th call of an episode draws the same random numbers whichever expert it asks (common random numbers), so that
+policies compared on equal seeds differ by their choices and less by luck.
 """
 
 from __future__ import annotations
