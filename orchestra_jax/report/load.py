@@ -83,7 +83,7 @@ def _read_summary(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append("There is no summary.json yet: the run has not finished its evaluation, or was stopped before.")
         return {}
     try:
-        summary = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        summary = _parse_json(path.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError) as error:
         problems.append(f"summary.json is not valid JSON ({error}): the evaluation is not shown.")
         return {}
@@ -166,7 +166,7 @@ def _read_json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = _parse_json(line)
         except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):
@@ -182,14 +182,30 @@ def _read_json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     return records
 
 
+def _parse_json(text: str) -> Any:
+    """``json.loads``, but an escaped half of a surrogate pair, which no UTF-8 page can hold, becomes U+FFFD."""
+    value = json.loads(text)
+    return _well_formed(value) if "\\ud" in text.lower() else value
+
+
+def _well_formed(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_well_formed(item) for item in value]
+    if isinstance(value, dict):
+        return {_well_formed(key): _well_formed(item) for key, item in value.items()}
+    return value
+
+
 def _read_trajectories(folder: Path, problems: list[str]) -> tuple[list[dict[str, Any]], int]:
     """A sample of the trajectories that fits on a page, and how many the folder holds."""
-    files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
+    files = sorted(folder.glob("*.jsonl"), key=_reading_order) if folder.is_dir() else []
     if not files:
         problems.append("There are no trajectories in episodes/ yet.")
         return [], 0
     train = [path for path in files if path.name.startswith("train-")]
-    chosen = [path for path in files if path not in train] + _spread(train, MAX_TRAIN_FILES)
+    chosen = {path for path in files if path not in train} | set(_spread(train, MAX_TRAIN_FILES))
     groups_per_file, num_found = [], 0
     for path in files:
         if path not in chosen:
@@ -201,6 +217,13 @@ def _read_trajectories(folder: Path, problems: list[str]) -> tuple[list[dict[str
         quota = MAX_TRAJECTORIES / len(chosen) / max(1.0, len(records) / max(1, len(groups)))
         groups_per_file.append(_spread(groups, max(1, round(quota))))
     return _within_budget(groups_per_file), num_found
+
+
+def _reading_order(path: Path) -> tuple[int, str]:
+    """What a reader wants to see first: the trained policy, its start, the way there, then the baselines."""
+    prefixes = ("eval-trained", "eval-warm_start", "train-")
+    rank = next((i for i, prefix in enumerate(prefixes) if path.name.startswith(prefix)), len(prefixes))
+    return rank, path.name
 
 
 def _groups(records: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

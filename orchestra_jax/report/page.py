@@ -52,7 +52,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     out = run_dir / "report.html" if out is None else Path(out)
     page = render_report(load_run(run_dir))
     out.parent.mkdir(parents=True, exist_ok=True)
-    _replace_file(out, page.encode("utf-8", errors="replace"))
+    _replace_file(out, page.encode("utf-8"))
     return out
 
 
@@ -129,7 +129,8 @@ def _solves(row: PolicyRow) -> str:
 
 def _price_against(row: PolicyRow, rival: PolicyRow) -> str:
     cost, rival_cost = row.estimates["cost_usd"].value or 0.0, rival.estimates["cost_usd"].value or 0.0
-    name = f"“{rival.label}”, the most accurate single tool ({_result(rival)})"
+    label = rival.label.replace("-", "\N{NON-BREAKING HYPHEN}")
+    name = f"“{label}”, the most accurate single tool ({_result(rival)})"
     if cost == rival_cost or (rival_cost > 0 and 0.95 < cost / rival_cost < 1.05):
         return f"at the price of {name}"
     if cost == 0 or rival_cost == 0:

@@ -45,9 +45,11 @@ class PolicyRow:
 
 
 def format_significant(x: float, digits: int = 3) -> str:
-    """``x`` with ``digits`` significant digits and no exponent: 5.50, 0.423, 0.0042, 1234."""
+    """``x`` with ``digits`` significant digits (at most two below 0.1) and no exponent: 5.50, 0.423, 0.042, 1234."""
     if x == 0 or not math.isfinite(x):
         return f"{x:g}"
+    if abs(x) < 0.1:
+        digits = min(digits, 2)
     decimals = digits - 1 - math.floor(math.log10(abs(x)))
     return f"{x:.{min(max(decimals, 0), 8)}f}"
 
@@ -127,9 +129,13 @@ def format_interval(estimate: Estimate, metric: Metric) -> str:
 
 def finite_number(value: Any) -> float | None:
     """``value`` as a float if it is a finite number, else ``None`` (a bool is no number)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _row(name: str, entry: Mapping[str, Any]) -> PolicyRow:

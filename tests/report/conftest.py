@@ -74,7 +74,7 @@ def make_metrics(num_steps=150):
     rows = []
     for step in range(1, 121):
         loss = 0.15 + 3.2 * np.exp(-step / 18) + 0.02 * rng.normal()
-        rows.append({"step": step, "phase": "sft", "sft/loss": loss, "sft/token_accuracy": 1 - loss / 4})
+        rows.append({"step": step, "phase": "sft", "sft/loss": loss, "sft/grad_norm": 0.3 + loss, "time/update_s": 0.2})
     start = {"gpt-5": 0.57, "search": 0.1, "calculator": 0.1, "gpt-5-mini": 0.06, "qwen3-32b": 0.05}
     end = {"gpt-5": 0.11, "search": 0.33, "calculator": 0.25, "qwen2.5-math-72b": 0.27, "qwen3-32b": 0.06}
     for step in range(1, num_steps + 1):
@@ -93,6 +93,7 @@ def make_metrics(num_steps=150):
             "mismatch/logprob_mean": 2e-6 * float(np.exp(0.2 * rng.normal())),
             "mismatch/logprob_p95": 9e-6 * float(np.exp(0.2 * rng.normal())),
             "mismatch/logprob_max": 8e-5 * float(np.exp(0.4 * rng.normal())),
+            "mismatch/outside_clip": 0.0,
             "tokens/generated": 256 * (24 + 3 * rng.normal()),
             "rollouts/dropped/homogeneous": int(rng.poisson(30 + 60 * share)),
             "time": {"rollout_s": 0.7 + 0.05 * rng.normal(), "update_s": 0.45 + 0.03 * rng.normal()},
@@ -126,12 +127,44 @@ def make_trajectory(rng, policy, number, *, step=None, group=0, member=0, tokens
     }
     first = f'<think>A {kind} task.</think><tool_call>\n{{"name": "{tool}", "arguments": {{}}}}\n</tool_call>'
     turns = [
-        {"role": "assistant", "text": first, "num_tokens": 24, "logprob_mean": -0.31, "cost_usd": 2e-5, "latency_s": 0.2},
-        {"role": "tool", "text": result, "num_tokens": 6, "cost_usd": cents / 100, "latency_s": latency_s, "calls": [call]},
-        {"role": "assistant", "text": result, "num_tokens": 5, "logprob_mean": -0.02, "cost_usd": 1e-5, "latency_s": 0.1},
+        {
+            "role": "assistant",
+            "text": first,
+            "num_tokens": 24,
+            "logprob_mean": -0.31,
+            "cost_usd": 2e-5,
+            "latency_s": 0.2,
+        },
+        {
+            "role": "tool",
+            "text": result,
+            "num_tokens": 6,
+            "cost_usd": cents / 100,
+            "latency_s": latency_s,
+            "calls": [call],
+        },
+        {
+            "role": "assistant",
+            "text": result,
+            "num_tokens": 5,
+            "logprob_mean": -0.02,
+            "cost_usd": 1e-5,
+            "latency_s": 0.1,
+        },
     ]
     if tokens:
-        pieces = ["<think>", "A ", f"{kind} ", "task.", "</think>", "<tool_call>", '\n{"name": "', tool, '"}\n', "</tool_call>"]
+        pieces = [
+            "<think>",
+            "A ",
+            f"{kind} ",
+            "task.",
+            "</think>",
+            "<tool_call>",
+            '\n{"name": "',
+            tool,
+            '"}\n',
+            "</tool_call>",
+        ]
         turns[0] |= {"tokens": pieces, "logprobs": (-rng.exponential(0.7, size=len(pieces))).tolist()}
     return {
         "step": step,

@@ -44,7 +44,8 @@ function curveChart(spec, steps, crosshair) {
 }
 
 function writeReadout(spec, steps, at, readout, legend) {
-  const value = (series) => (series.values[at] === null ? "–" : spec.format(series.values[at]));
+  const missing = spec.kind === "stack" ? spec.format(0) : "–";
+  const value = (series) => (series.values[at] === null ? missing : spec.format(series.values[at]));
   if (spec.series.length === 1) {
     readout.replaceChildren(`step ${tickText(steps[at])}  `, el("b", {}, value(spec.series[0])));
     return;
@@ -59,10 +60,14 @@ function writeReadout(spec, steps, at, readout, legend) {
   );
 }
 
-// Bands of a stack, from the bottom: each value becomes [from, to]; a missing value counts 0.
+// Bands of a stack, from the bottom: each value becomes [from, to]; a missing value counts 0. Averaged like the
+// bold lines, since a stack of noisy bands cannot be read.
 function stackBands(series) {
   const top = series[0].values.map(() => 0);
-  return series.map(({ values }) => values.map((v, i) => [top[i], (top[i] += v ?? 0)]));
+  const window = smoothingWindow(top.length);
+  return series.map(({ values }) =>
+    movingAverage(values.map((v) => v ?? 0), window).map((v, i) => [top[i], (top[i] += v)]),
+  );
 }
 
 function valueRange(spec, bands) {
@@ -83,7 +88,7 @@ function drawCurves(spec, steps, width, crosshair) {
   const [low, high] = valueRange(spec, bands);
   const scaleValue = spec.log ? Math.log : (v) => v;
   const yTicks = spec.log ? pickLogTicks(low, high) : linearTicks(low, high, 4);
-  const yLabels = yTicks.map((tick) => spec.tick(tick));
+  const yLabels = yTicks.map((tick) => (spec.log && low < 1e-3 ? tick.toExponential(0) : spec.tick(tick)));
   const left = Math.ceil(Math.max(...yLabels.map((label) => textWidth(label, fontOf(11.5))))) + 8;
   const box = { left, right: width - 10, top: 10, bottom: CHART_HEIGHT - 22 };
   const [first, last] = [steps[0], steps[steps.length - 1]];
@@ -112,7 +117,7 @@ function drawCurves(spec, steps, width, crosshair) {
 
   if (bands) bands.forEach((band, i) => node.append(bandPath(band, steps, x, y, spec.series[i].color)));
   else for (const series of spec.series) node.append(...linePaths(series, steps, x, y, spec.log));
-  for (const reference of spec.references ?? []) node.append(...referenceLine(reference, box, y));
+  for (const reference of spec.references ?? []) node.append(...referenceLine(reference, spec.series[0].values, box, y));
 
   const cursor = svg("line", { class: "crosshair", y1: box.top, y2: box.bottom, visibility: "hidden" });
   const dots = bands ? [] : spec.series.map((series) => svg("circle", { r: 3.5, fill: series.color, visibility: "hidden" }));
@@ -208,11 +213,15 @@ function pathOf(values, steps, x, y, log) {
   return path;
 }
 
-function referenceLine(reference, box, y) {
+// The label stands at the end of the line where the curve is farther away.
+function referenceLine(reference, values, box, y) {
   const at = y(reference.value);
   const labelAt = at - 5 < box.top + 6 ? at + 14 : at - 5;
+  const known = values.filter((v) => v !== null);
+  const distance = (value) => Math.abs(value - reference.value);
+  const atLeft = distance(known[0]) > distance(known[known.length - 1]);
   return [
     svg("line", { class: "reference", x1: box.left, x2: box.right, y1: at, y2: at }),
-    svg("text", { class: "halo", x: box.right, y: labelAt, "text-anchor": "end" }, reference.label),
+    svg("text", { class: "halo", x: atLeft ? box.left + 4 : box.right, y: labelAt, "text-anchor": atLeft ? "start" : "end" }, reference.label),
   ];
 }

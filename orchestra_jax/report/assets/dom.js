@@ -31,9 +31,10 @@ function svg(tag, attributes = {}, ...children) {
   return append(node, children);
 }
 
-// Three significant digits without an exponent: 5.50, 0.423, 1234.
+// Three significant digits (two below 0.1) without an exponent: 5.50, 0.423, 0.042, 1234.
 function significant(x, digits = 3) {
   if (x === 0 || !Number.isFinite(x)) return String(x);
+  if (Math.abs(x) < 0.1) digits = Math.min(digits, 2);
   const decimals = digits - 1 - Math.floor(Math.log10(Math.abs(x)));
   return x.toFixed(Math.min(Math.max(decimals, 0), 8));
 }
@@ -45,7 +46,7 @@ function tickText(x) {
 }
 
 const FORMAT = {
-  number: (x) => significant(x),
+  number: (x) => (x !== 0 && Math.abs(x) < 1e-3 ? x.toExponential(1) : significant(x)),
   share: (x) => `${(100 * x).toFixed(1)}%`,
   cents: (x) => `${significant(100 * x)}¢`,
   seconds: (x) => `${significant(x)} s`,

@@ -18,9 +18,10 @@ function chartSpecs(series, references) {
   const single = (title, name, options) => series[name] && { title, ...options, series: [{ label: title, values: take(name) }] };
   const number = { format: FORMAT.number, tick: tickText };
   const specs = [
+    ...family(/^sft\/(.+)$/, (name) => capitalised(spaced(name))).map((s) => ({ title: s.label, ...number, series: [s] })),
     single("Reward", "reward/mean", number),
     single("Accuracy on training tasks", "outcome/accuracy", {
-      format: FORMAT.share, tick: (x) => `${tickText(100 * x)}%`, zero: true, max: 1, references: references.accuracy,
+      format: FORMAT.share, tick: (x) => `${tickText(100 * x)}%`, max: 1, references: references.accuracy,
     }),
     single("Cost per task", "cost/mean_usd", {
       format: FORMAT.cents, tick: (x) => `${tickText(100 * x)}¢`, zero: true, references: references.cost,
@@ -29,8 +30,8 @@ function chartSpecs(series, references) {
     stack("Tool calls per task", family(/^tools\/(.+)\/calls$/, String), number),
     stack("Dropped trajectories, by reason", family(/^rollouts\/dropped\/(.+)$/, spaced), number),
     single("Policy loss", "loss/policy", number),
-    lines("Logprobs: sampler against trainer", family(/^mismatch\/(?:logprob_)?(.+)$/, spaced), { ...number, log: true }),
-    stack("Time per step", family(/^time\/(.+)_s$/, spaced), { format: FORMAT.seconds, tick: (x) => `${tickText(x)} s` }),
+    lines("Logprobs: sampler against trainer", family(/^mismatch\/logprob_(.+)$/, spaced), { ...number, log: true }),
+    stack("Time per step", family(/^time\/(?!step_s|total_s|elapsed_s)(.+)_s$/, spaced), { format: FORMAT.seconds, tick: (x) => `${tickText(x)} s` }),
   ];
   const rest = Object.keys(series)
     .filter((name) => !used.has(name))
@@ -39,6 +40,7 @@ function chartSpecs(series, references) {
 }
 
 const spaced = (name) => name.replaceAll("_", " ");
+const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 function mean(values) {
   const known = values.filter((v) => v !== null);
@@ -114,7 +116,7 @@ function drawCurveSections() {
     if (curves.steps.length === 0) continue;
     const window = smoothingWindow(curves.steps.length);
     const lead =
-      (window > 1 ? `Thin: each step. Bold: the mean of ${window} steps. ` : "") +
+      (window > 1 ? `Thin lines are single steps; bold lines and areas the mean of ${window} steps. ` : "") +
       (curves.steps.length > 1 ? "Point at a step to see its values in all charts; otherwise the last step is shown." : "One step so far.");
     const section = phase === phases[0] ? anchor : el("section");
     if (section !== anchor) anchor.after(section);

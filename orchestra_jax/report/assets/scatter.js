@@ -32,9 +32,8 @@ function drawScatter(points, width, figure, tooltip) {
     point.y = axes.y(point.accuracy.value);
     point.whiskers = whiskersOf(point, axes);
   }
-  drawFront(node, points, box);
-  drawArrows(node, points);
-  const labels = placeLabels(points, box, width);
+  const lines = [...drawFront(node, points, box), ...drawArrows(node, points)];
+  const labels = placeLabels(points, lines, box, width);
   for (const label of labels) {
     if (label.leader) node.append(svg("line", { class: "leader", ...label.leader }));
   }
@@ -119,26 +118,32 @@ function paretoFront(points) {
   return front;
 }
 
+// Returns the segments of the line, for the labels to keep off.
 function drawFront(node, points, box) {
   const front = paretoFront(points);
-  if (front.length === 0) return;
-  let path = `M${front[0].x},${box.bottom}V${front[0].y}`;
-  for (const point of front.slice(1)) path += `H${point.x}V${point.y}`;
-  path += `H${box.right}`;
+  if (front.length === 0) return [];
+  const corners = [[front[0].x, box.bottom]];
+  front.forEach((point, i) => {
+    if (i > 0) corners.push([point.x, front[i - 1].y]);
+    corners.push([point.x, point.y]);
+  });
+  corners.push([box.right, front[front.length - 1].y]);
+  const path = `M${corners.join("L")}`;
   node.append(svg("path", { class: "front-area", d: `${path}V${box.bottom}Z` }), svg("path", { class: "front", d: path }));
+  return corners.slice(1).map(([x2, y2], i) => ({ x1: corners[i][0], y1: corners[i][1], x2, y2 }));
 }
 
+// Returns pieces of the arrows, as drawFront does.
 function drawArrows(node, points) {
   const byName = Object.fromEntries(points.map((point) => [point.name, point]));
-  for (const [from, to] of [["warm_start", "trained"], ["warm_start:greedy", "trained:greedy"]]) {
-    if (byName[from] && byName[to]) drawArrow(node, byName[from], byName[to]);
-  }
+  const pairs = [["warm_start", "trained"], ["warm_start:greedy", "trained:greedy"]];
+  return pairs.flatMap(([from, to]) => (byName[from] && byName[to] ? drawArrow(node, byName[from], byName[to]) : []));
 }
 
 function drawArrow(node, from, to) {
   const [dx, dy] = [to.x - from.x, to.y - from.y];
   const length = Math.hypot(dx, dy);
-  if (length < 30) return;
+  if (length < 30) return [];
   // A gentle bow, so that the two arrows and the whiskers can be told apart.
   const middle = { x: (from.x + to.x) / 2 + dy * 0.12, y: (from.y + to.y) / 2 - dx * 0.12 };
   const start = towards(from, middle, 9);
@@ -152,6 +157,11 @@ function drawArrow(node, from, to) {
       d: `M${tip.x},${tip.y}L${base.x - uy * 4},${base.y + ux * 4}L${base.x + uy * 4},${base.y - ux * 4}Z`,
     }),
   );
+  const at = (t) => ({
+    x: (1 - t) ** 2 * start.x + 2 * t * (1 - t) * middle.x + t * t * base.x,
+    y: (1 - t) ** 2 * start.y + 2 * t * (1 - t) * middle.y + t * t * base.y,
+  });
+  return Array.from({ length: 8 }, (_, i) => ({ x1: at(i / 8).x, y1: at(i / 8).y, x2: at((i + 1) / 8).x, y2: at((i + 1) / 8).y }));
 }
 
 function towards(from, to, distance) {
@@ -169,7 +179,7 @@ function pointMark(point) {
 
 // --- Labels: each takes the cheapest of some places around its point, given the others; a few rounds settle it. ---
 
-function placeLabels(points, box, width) {
+function placeLabels(points, lines, box, width) {
   const labels = points.map((point) => {
     const text = point.name.startsWith("always:") ? point.name.slice("always:".length) : point.label;
     return { point, text, w: textWidth(text, fontOf(12, point.kind === "trained" ? 680 : 400)) + 4, h: 16, x: 0, y: 0 };
@@ -180,7 +190,7 @@ function placeLabels(points, box, width) {
   for (let round = 0; round < 4; round++) {
     labels.forEach((label, i) => {
       const others = labels.filter((_, j) => j !== i && (round > 0 || j < i));
-      const place = bestPlace(label, points, others, bounds);
+      const place = bestPlace(label, points, lines, others, bounds);
       Object.assign(label, place);
     });
   }
@@ -188,33 +198,37 @@ function placeLabels(points, box, width) {
   return labels;
 }
 
-function bestPlace(label, points, others, bounds) {
+function bestPlace(label, points, lines, others, bounds) {
   const { point, w, h } = label;
   let best = null;
   for (const gap of [8, 14, 24, 38, 56]) {
     for (const [ax, ay, cost] of [[1, 0, 0], [-1, 0, 1], [0.7, -0.7, 1], [0.7, 0.7, 1], [-0.7, -0.7, 2], [-0.7, 0.7, 2], [0, -1, 1.5], [0, 1, 1.5]]) {
       const x = point.x + ax * gap + (ax > 0 ? 0 : ax < 0 ? -w : -w / 2);
       const y = point.y + ay * gap + (ay > 0.9 ? 0 : ay < -0.9 ? -h : ay === 0 ? -h / 2 : ay > 0 ? -h * 0.25 : -h * 0.75);
-      const score = cost + gap * 0.25 + crowding({ x, y, w, h }, label, points, others, bounds);
+      const score = cost + gap * 0.25 + crowding({ x, y, w, h }, label, points, lines, others, bounds);
       if (best === null || score < best.score) best = { x, y, gap, score };
     }
   }
   return best;
 }
 
-function crowding(area, label, points, others, bounds) {
+function crowding(area, label, points, lines, others, bounds) {
   let score = 0;
   if (area.x < bounds.x0 || area.x + area.w > bounds.x1 || area.y < bounds.y0 || area.y + area.h > bounds.y1) score += 1000;
   for (const other of others) if (overlaps(area, other)) score += 200;
+  for (const line of lines) if (overlaps(area, areaOf(line))) score += 6;
   for (const point of points) {
     const r = 8;
     if (overlaps(area, { x: point.x - r, y: point.y - r, w: 2 * r, h: 2 * r })) score += point === label.point ? 40 : 120;
     for (const line of point.whiskers) {
-      const whisker = { x: Math.min(line.x1, line.x2), y: Math.min(line.y1, line.y2), w: Math.abs(line.x2 - line.x1), h: Math.abs(line.y2 - line.y1) };
-      if (overlaps(area, whisker)) score += point === label.point ? 3 : 6;
+      if (overlaps(area, areaOf(line))) score += point === label.point ? 3 : 6;
     }
   }
   return score;
+}
+
+function areaOf({ x1, y1, x2, y2 }) {
+  return { x: Math.min(x1, x2), y: Math.min(y1, y2), w: Math.abs(x2 - x1), h: Math.abs(y2 - y1) };
 }
 
 function overlaps(a, b) {
