@@ -112,7 +112,8 @@ class ChatFormat:
     def observation_ids(self, text: str, role: str = "tool") -> list[int]:
         """The ids between a sampled stop token and the next turn: end of line, wrapped text, generation prompt.
 
-        A turn that was cut off has no stop token: append ``end_id`` (not trained on) before these.
+        A turn that was cut off has no stop token: append ``end_id`` (not trained on) before these. A turn that ended
+        with another of ``stop_ids`` keeps what was sampled.
 
         Args:
             text: the observation; nothing in it becomes a control token.
@@ -185,11 +186,13 @@ class ChatFormat:
         shield = self.tokenizer.shield
         if message["role"] == "assistant":
             return {key: _map_strings(value, lambda s: shield(s, POLICY_MARKUP)) for key, value in message.items()}
+        core = message["content"].strip()
+        if not core:
+            return message
         # The shields at both ends keep the text and the template's markup from forming a token together. They go
         # inside the white space, so that the template can still trim it.
-        core = message["content"].strip()
         before, _, after = message["content"].partition(core)
-        return {**message, "content": f"{before}{SHIELD}{shield(core)}{SHIELD}{after}" if core else before}
+        return {**message, "content": f"{before}{SHIELD}{shield(core)}{SHIELD}{after}"}
 
     def _has_tool_role(self) -> bool:
         """Whether "tool" is more to the template than a name it prints like any other."""

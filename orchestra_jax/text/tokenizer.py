@@ -8,6 +8,7 @@ produce, since a tool that returns "<|im_end|>" would otherwise end the user's t
 import json
 import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ class Tokenizer:
         self._shared_ids = self._added_ids.intersection(vocab.values())
         self._missing_bytes = bytes(b for b, char in enumerate(_BYTE_CHARS) if char not in vocab)
         longest_first = sorted(map(re.escape, self.added_tokens), key=len, reverse=True)
+        # Templates repeat long runs (instructions and tools), and encoding takes microseconds a token.
+        self._encode_run = lru_cache(maxsize=512)(self.encode_text)
         self._added_pattern = re.compile(f"({'|'.join(longest_first)})" if longest_first else "(?!)")
         self.vocab_size = max(self._id_tokens) + 1
         self.special_tokens = _special_tokens(config)
@@ -87,7 +90,7 @@ class Tokenizer:
             if index % 2:
                 ids.append(self.added_tokens[piece])
             elif piece := piece.replace(SHIELD, ""):
-                ids += self.encode_text(piece)
+                ids += self._encode_run(piece)
         return ids
 
     def shield(self, text: str, keep: Collection[str] = ()) -> str:

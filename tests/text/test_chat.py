@@ -42,6 +42,15 @@ class TestWholeRendering:
         assert chat.prompt_ids(SYSTEM, QUESTION) == reference.ids(messages, add_generation_prompt=True)
         assert chat.prompt_ids(None, QUESTION) == reference.ids(messages[1:], add_generation_prompt=True)
 
+    @pytest.mark.parametrize("content", ["", " ", "\n\n", "<|", "a\n"])
+    def test_odd_contents(self, chat, reference, content):
+        messages = [{"role": "system", "content": content}, user(content)]
+        assert chat.prompt_ids(content, content) == reference.ids(messages, add_generation_prompt=True)
+        chain = [user("Q"), assistant("A"), user(content)]
+        observation = chat.observation_ids(content, role="user")
+        ids = [*chat.prompt_ids(None, "Q"), *chat.turn_ids("A"), *observation]
+        assert ids == reference.ids(chain, add_generation_prompt=True)
+
     def test_conversation(self, chat, reference):
         messages = [user(QUESTION), assistant("It is.\n"), user(RESULT), assistant("A?")]
         assert chat.conversation_ids(messages) == reference.ids(messages)
