@@ -63,9 +63,9 @@ def load_gguf(file: str | Path, *, dtype: str = "float32") -> tuple[ModelConfig,
         out = np.empty(spec.shape, np.dtype(dtype))
         if name.startswith("layers."):
             for layer in range(config.num_layers):
-                out[layer] = _weight(config, tensors, name, layer, spec.shape[1:], file)
+                out[layer] = _weight(config, tensors, name, layer, file)
         else:
-            out[...] = _weight(config, tensors, name, None, spec.shape, file)
+            out[...] = _weight(config, tensors, name, None, file)
         params[name] = jnp.asarray(out)
     return config, params, _tokenizer_files(fields, config, file)
 
@@ -154,15 +154,31 @@ def _config(fields: Mapping[str, Any], tensors: Mapping[str, Any], file: Path) -
     except (ValueError, TypeError) as error:
         message = str(error)
         raise ValueError(message if message.startswith(str(file)) else f"{file}: {message}") from None
+    _check_tensors(config, tensors, file)
+    return config
+
+
+def _check_tensors(config: ModelConfig, tensors: Mapping[str, Any], file: Path) -> None:
+    """Raises ValueError unless the file holds exactly the tensors of `config`, in the right shapes."""
+    if config.num_layers > len(tensors):  # before anything is built per layer
+        raise ValueError(f"{file}: llama.block_count is {config.num_layers}, but there are only {len(tensors)} tensors")
     expected = {
-        _tensor_name(name, layer)
-        for name in param_specs(config)
-        for layer in (range(config.num_layers) if name.startswith("layers.") else [None])
+        _tensor_name(param, layer): spec.shape if layer is None else spec.shape[1:]
+        for param, spec in param_specs(config).items()
+        for layer in (range(config.num_layers) if param.startswith("layers.") else [None])
     }
-    for kind, names in (("lacks", expected - tensors.keys()), ("has unexpected", tensors.keys() - expected)):
+    for kind, names in (
+        ("lacks", expected.keys() - tensors.keys()),
+        ("has unexpected", tensors.keys() - expected.keys()),
+    ):
         if names:
             raise ValueError(f"{file}: {kind} tensors, first {min(names)} ({len(names)} in all)")
-    return config
+    for name, shape in expected.items():
+        # GGUF lists dimensions from the innermost: [in, out], which is our order for projections.
+        found = [int(n) for n in tensors[name].shape]
+        wanted = list(shape[::-1] if name == _TOP_TENSORS["embed_tokens"] else shape)
+        if found != wanted:
+            raise ValueError(f"{file}: {name} has dimensions {found}, its metadata asks for {wanted}")
 
 
 def _tensor_name(param: str, layer: int | None) -> str:
@@ -176,7 +192,6 @@ def _weight(
     tensors: Mapping[str, Any],
     param: str,
     layer: int | None,
-    shape: tuple[int, ...],
     file: Path,
 ) -> np.ndarray:
     """One parameter, or its slice of one layer, dequantised to float32 and in our layout."""
@@ -186,15 +201,11 @@ def _weight(
         value = _import_gguf().dequantize(tensor.data, tensor.tensor_type)
     except (NotImplementedError, ValueError) as error:
         raise ValueError(f"{file}: cannot dequantise {name} ({tensor.tensor_type.name}): {error}") from None
-    transposed = param.endswith("_proj") or param == "lm_head"
-    expected = shape[::-1] if transposed else shape
-    if value.shape != expected:
-        raise ValueError(f"{file}: {name} has shape {list(value.shape)}, expected {list(expected)}")
     if param == "layers.q_proj":
         value = unpermute_rotary_rows(value, config.num_heads)
     elif param == "layers.k_proj":
         value = unpermute_rotary_rows(value, config.num_kv_heads)
-    return value.T if transposed else value
+    return value.T if param.endswith("_proj") or param == "lm_head" else value
 
 
 # ---------------------------------------------------------------------------------------------------------------------

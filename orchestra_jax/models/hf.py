@@ -258,6 +258,11 @@ def _match_vocabulary(config: ModelConfig, tensors: Mapping[str, _Tensor], extra
 
 def _check_tensors(config: ModelConfig, tensors: Mapping[str, _Tensor], folder: Path, *, cut_vocab: bool) -> None:
     """Raises ValueError unless the files hold exactly the tensors of `config`."""
+    if config.num_layers > len(tensors):  # before anything is built per layer
+        raise ValueError(
+            f"{folder}: config.json has num_hidden_layers {config.num_layers}, "
+            f"but the weight files hold only {len(tensors)} tensors"
+        )
     expected = _hf_shapes(config)
     if missing := expected.keys() - tensors.keys():
         hint = ""

@@ -223,7 +223,12 @@ def _num_kv_heads(raw: Mapping[str, Any], model_type: str, num_heads: int, sourc
     if "num_key_value_heads" not in raw and model_type != "llama":
         # transformers would assume 32 here, which is right for one size only.
         raise ValueError(f"{source}: num_key_value_heads is missing")
-    return _integer(raw, "num_key_value_heads", source, num_heads)
+    num_kv_heads = _integer(raw, "num_key_value_heads", source, num_heads)
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"{source}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
+        )
+    return num_kv_heads
 
 
 def _head_dim(raw: Mapping[str, Any], model_type: str, hidden_size: int, num_heads: int, source: str) -> int:

@@ -294,6 +294,15 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
         load_hf(folder)
 
 
+def test_absurd_sizes_in_the_config_cost_nothing(folder: Path) -> None:
+    edit_json(folder / "config.json", num_hidden_layers=10**12)
+    with pytest.raises(ValueError, match="num_hidden_layers 1000000000000, but the weight files hold only"):
+        load_hf(folder)
+    edit_json(folder / "config.json", num_hidden_layers=3, hidden_size=10**12)
+    with pytest.raises(ValueError, match=r"has shape .* asks for \[12, 1000000000000\]"):
+        load_hf(folder)
+
+
 @pytest.mark.parametrize(
     "name",
     [
