@@ -129,7 +129,7 @@ def _flat_numbers(row: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[st
     for key, value in row.items():
         if isinstance(value, Mapping):
             yield from _flat_numbers(value, f"{prefix}{key}/")
-        elif prefix or key not in ("step", "phase"):
+        elif prefix or key not in ("step", "phase", "policy_version"):
             number = finite_number(value)
             if number is not None:
                 yield f"{prefix}{key}", number
@@ -223,7 +223,7 @@ def _reading_order(path: Path) -> tuple[int, str]:
     """What a reader wants to see first: the trained policy, its start, the way there, then the baselines."""
     prefixes = ("eval-trained", "eval-warm_start", "train-")
     rank = next((i for i, prefix in enumerate(prefixes) if path.name.startswith(prefix)), len(prefixes))
-    return rank, path.name
+    return rank, path.stem
 
 
 def _groups(records: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

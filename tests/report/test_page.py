@@ -360,7 +360,7 @@ def test_chromium_draws_everything(finished_run, tmp_path, width):
         "Time per step",
     ):
         assert f"{title} over steps 1 to 150" in labels
-    assert "Loss over steps 1 to 120" in labels
+    assert "Loss on the traces over steps 1 to 120" in labels
     text = text_of(dom)
     assert "NaN" not in text
     assert "undefined" not in text

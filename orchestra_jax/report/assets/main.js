@@ -18,7 +18,8 @@ function chartSpecs(series, references) {
   const single = (title, name, options) => series[name] && { title, ...options, series: [{ label: title, values: take(name) }] };
   const number = { format: FORMAT.number, tick: tickText };
   const specs = [
-    ...family(/^sft\/(.+)$/, (name) => capitalised(spaced(name))).map((s) => ({ title: s.label, ...number, series: [s] })),
+    single("Loss on the traces", "sft/loss", number),
+    ...family(/^sft\/(?!loss$)(.+)$/, (name) => capitalised(spaced(name))).map((s) => ({ title: s.label, ...number, series: [s] })),
     single("Reward", "reward/mean", number),
     single("Accuracy on training tasks", "outcome/accuracy", {
       format: FORMAT.share, tick: (x) => `${tickText(100 * x)}%`, max: 1, references: references.accuracy,
@@ -50,6 +51,7 @@ function mean(values) {
 // Largest at the bottom; beyond eight the small ones are taken together, so that colours stay apart.
 function stack(title, series, options) {
   if (series.length === 0) return null;
+  if (series.length === 1) return { title: `${title}: ${series[0].label}`, ...options, zero: true, series };
   const sorted = [...series].sort((a, b) => mean(b.values) - mean(a.values));
   const shown = sorted.length > 9 ? sorted.slice(0, 8) : sorted;
   const others = sorted.slice(shown.length);

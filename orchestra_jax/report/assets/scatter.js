@@ -12,7 +12,10 @@ function scatterChart(figure, policies) {
   const plot = el("div");
   const tooltip = el("div", { class: "tooltip", hidden: true });
   figure.append(plot, tooltip);
-  drawOnResize(figure, (width) => plot.replaceChildren(drawScatter(points, width, figure, tooltip)));
+  drawOnResize(figure, (width) => {
+    tooltip.hidden = true;
+    plot.replaceChildren(drawScatter(points, width, figure, tooltip));
+  });
 }
 
 function drawScatter(points, width, figure, tooltip) {
@@ -272,8 +275,9 @@ function hitArea(point, figure, tooltip) {
 function tooltipContent(point) {
   const row = (title, estimate, format) => {
     if (estimate.value === null) return null;
-    const interval = estimate.low === null ? "" : `${format(estimate.low)} to ${estimate.high === null ? "∞" : format(estimate.high)}`;
-    return el("tr", {}, el("td", {}, title), el("td", {}, format(estimate.value)), el("td", {}, interval));
+    const high = estimate.high === null ? "∞" : format(estimate.high);
+    const interval = estimate.low === null ? "" : `${format(estimate.low)} to ${high}`;
+    return el("tr", {}, el("td", {}, title), el("td", {}, el("b", {}, format(estimate.value))), el("td", {}, interval));
   };
   const { accuracy, cost_usd, cost_per_solved_usd, latency_s, preference } = point.estimates;
   return [
