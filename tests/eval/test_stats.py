@@ -91,8 +91,8 @@ def test_bootstrap_covers_the_true_mean():
     rng = np.random.default_rng(4)
     hits = 0
     for _ in range(300):
-        task_effect = np.repeat(rng.normal(size=50), 4)
-        low, high = bootstrap_ci(task_effect + rng.normal(size=200), np.repeat(np.arange(50), 4).tolist(), 400)
+        values = np.repeat(rng.normal(size=50), 4) + rng.normal(size=200)
+        low, high = bootstrap_ci(values, [i // 4 for i in range(200)], num_resamples=400)
         hits += low <= 0.0 <= high
     assert 0.90 <= hits / 300 <= 0.98
 
@@ -184,7 +184,7 @@ def test_summarize_gives_means_intervals_and_counts():
     assert entry["cost_per_solved_usd"] == pytest.approx(0.06)
     assert entry["tools"] == {"gpt-5": pytest.approx(1 / 3), "search": pytest.approx(1.0)}
     assert (entry["num_episodes"], entry["num_tasks"], entry["num_infra_errors"]) == (3, 2, 1)
-    # Tasks a and b resampled: cost aa -> .03, ab -> .04, bb -> .06; per solved aa -> .06, ab -> .06, bb -> .06.
+    # Tasks a and b resampled: mean cost is .03 (aa), .04 (ab) or .06 (bb); per solved task always .06.
     assert entry["ci95"]["cost_usd"] == pytest.approx([0.03, 0.06])
     assert entry["ci95"]["cost_per_solved_usd"] == pytest.approx([0.06, 0.06])
     assert entry["ci95"]["accuracy"][0] < 2 / 3 < entry["ci95"]["accuracy"][1]
