@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import json
 import subprocess
 import sys
@@ -103,6 +104,21 @@ def test_step_needs_a_reset():
     env.reset()
     with pytest.raises(gym.error.InvalidAction, match="ToolCall"):
         env.step(ToolCall("lookup", {}))
+
+
+def test_a_failed_reset_leaves_no_episode_behind():
+    class Picky(Quiz):
+        def sample_task(self, rng, options):
+            if "bad" in options:
+                raise ValueError("no such task")
+            return super().sample_task(rng, options)
+
+    env = Picky()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="no such task"):
+        env.reset(seed=0, options={"bad": 1})
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step("4")
 
 
 def test_info_has_the_same_keys_and_types_at_every_step():
@@ -358,6 +374,25 @@ def test_replicas_share_the_task_and_differ_in_the_tools_luck():
     assert play(Quiz(PREFERENCE), 5, 3) == trajectories[3]
     texts = [trajectory[1][0] for trajectory in (play(Quiz(), seed, 1) for seed in range(8))]
     assert len(set(texts)) == 8
+
+
+def test_tools_may_change_from_episode_to_episode_but_not_within_a_group():
+    class Market(Quiz):
+        def sample_task(self, rng, options):
+            return Task(f"{rng.integers(10**9)}")
+
+        def episode_tools(self, task, rng):
+            price = Price(per_call_usd=float(rng.integers(10**9)) / 10**9)
+            return [dataclasses.replace(lookup, price=price)] + [ask] * int(rng.integers(2))
+
+    def begin(seed, replica):
+        question, info = Market().reset(seed=seed, options={"replica": replica})
+        return question, info["tools_json"]
+
+    assert begin(1, 0) == begin(1, 7)
+    assert len({begin(seed, 0)[1] for seed in range(9)}) == 9
+    question, tools_json = begin(1, 0)
+    assert json.loads(tools_json)[0]["price"]["per_call_usd"] != int(question) / 10**9, "one stream for both"
 
 
 def test_the_calls_of_an_episode_draw_different_lots():

@@ -250,7 +250,7 @@ def test_br08_reasoning_that_never_ends_has_no_content():
 
 
 def test_a_closing_tag_without_an_opening_one_ends_reasoning():
-    turn = parse_turn(f"so {wrap(A)} {{bad</tool_call> no</think>{wrap(B)} 4")
+    turn = parse_turn(f"so {wrap(A, '{bad')} </tool_call> no</think>{wrap(B)} 4")
     assert turn.calls == (CALL_B,)
     assert turn.errors == ()
     assert turn.content == "4"

@@ -458,8 +458,13 @@ def test_a_hundred_slow_calls_take_the_time_of_one():
 
 
 def test_a_call_that_never_returns_times_out():
+    cancelled = threading.Event()
+
     async def hang():
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
 
     async def stubborn():
         while True:
@@ -473,6 +478,7 @@ def test_a_call_that_never_returns_times_out():
     for function in (hang, stubborn):
         record = run_one(function, timeout_s=0.1, price=Price(per_call_usd=0.5), latency_s=2.0)
         assert (record.error_type, record.latency_s, record.cost_usd) == ("timeout", 0.1, 0.5)
+    assert cancelled.wait(1.0), "BR-33: no task is left pending"
     assert time.perf_counter() - start < 2.0
 
 
