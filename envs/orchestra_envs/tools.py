@@ -348,7 +348,7 @@ def _record(call: ToolCall, tool: Tool | None, outcome: Any, max_output_chars: i
     elif fault is None:
         try:
             result = _as_result(outcome)
-        except (TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # the value may be anything
             fault = _Fault("bad_result", f"{call.name} gave no usable result: {error}")
     if fault is not None:
         text = f"Error: {fault.message}"
@@ -380,7 +380,7 @@ def _record(call: ToolCall, tool: Tool | None, outcome: Any, max_output_chars: i
 
 
 def _as_result(value: Any) -> ToolResult:
-    """A function's return value as a `ToolResult`; TypeError or ValueError if it is not usable."""
+    """A function's return value as a `ToolResult`; raises if it is not usable."""
     if isinstance(value, str):
         return ToolResult(value)
     if isinstance(value, bytes):
