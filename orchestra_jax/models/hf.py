@@ -143,7 +143,7 @@ def load_hf(
     config = _match_vocabulary(config, tensors, extra_vocab_rows)
     _check_tensors(config, tensors, folder, cut_vocab=extra_vocab_rows == "cut")
     stored = (_DTYPES[tensors[name].dtype] for name in _hf_shapes(config))
-    target = np.dtype(dtype) if dtype else np.result_type(*stored)
+    target = np.dtype(dtype) if dtype else jnp.result_type(*stored)
 
     params = {}
     for name, spec in param_specs(config).items():
@@ -352,9 +352,11 @@ def save_hf(
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: is a file, not a folder")
-    dtype = np.result_type(*(p.dtype for p in params.values()))
-    if dtype not in (np.dtype(d) for d in _DTYPES.values()):
-        raise ValueError(f"parameters are {dtype.name}; only float32, bfloat16 and float16 can be written")
+    writable = [np.dtype(dtype) for dtype in _DTYPES.values()]
+    for name, param in params.items():
+        if param.dtype not in writable:
+            raise ValueError(f"parameter {name} is {param.dtype}; only {', '.join(map(str, writable))} can be written")
+    dtype = jnp.result_type(*(p.dtype for p in params.values()))
     raw_config = config_to_hf(config, dtype=dtype.name) | dict(token_ids or {})
 
     folder.mkdir(parents=True, exist_ok=True)
