@@ -17,6 +17,7 @@ One process writes a store; a second writer on the same folder is not supported.
 import json
 import logging
 import os
+import re
 import shutil
 import time
 import zlib
@@ -36,6 +37,7 @@ MARK_FILE = "COMMITTED.json"
 HOST_STATE_FILE = "host_state.json"
 ARRAYS_FOLDER = "arrays"
 READ_BYTES = 16 * 2**20
+INCOMPLETE = "ignoring the incomplete checkpoint %s (no valid %s)"
 
 logger = logging.getLogger(__name__)
 
@@ -134,15 +136,15 @@ class CheckpointStore:
             ) from error
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, ascending. Incomplete folders are logged as warnings and left out."""
+        """Steps of the complete checkpoints, ascending. Folders without a valid mark are logged as warnings."""
         complete = []
         for step in self._step_folders():
             if self._pending is not None and step == self._pending[0] and not self._pending[1].done():
                 continue
-            if _read_mark(self._folder(step), step) is not None:
+            if self._is_complete(step):
                 complete.append(step)
             else:
-                logger.warning("ignoring the incomplete checkpoint %s (no valid %s)", self._folder(step), MARK_FILE)
+                logger.warning(INCOMPLETE, self._folder(step), MARK_FILE)
         return complete
 
     def latest_step(self) -> int | None:
@@ -200,16 +202,22 @@ class CheckpointStore:
           CheckpointError: as `restore`, or every checkpoint is corrupt.
         """
         self.wait()
-        steps = self.steps()
-        for step in reversed(steps):
+        corrupt = []
+        for step in reversed(self._step_folders()):
+            folder = self._folder(step)
+            # A mark that cannot be read was once whole: that checkpoint is corrupt, not incomplete.
+            if not (folder / MARK_FILE).exists():
+                logger.warning(INCOMPLETE, folder, MARK_FILE)
+                continue
             try:
                 return (step, *self.restore(step, abstract_arrays, allow_extra=allow_extra))
             except CorruptCheckpointError as error:
                 aside = self.directory / f"{step}.corrupt-{time.time_ns()}"
                 logger.error("%s; moved to %s, trying the checkpoint before it", error, aside)
-                self._folder(step).rename(aside)
-        if steps:
-            raise CorruptCheckpointError(f"every checkpoint in {self.directory} is corrupt: steps {steps}")
+                folder.rename(aside)
+                corrupt.append(step)
+        if corrupt:
+            raise CorruptCheckpointError(f"every checkpoint in {self.directory} is corrupt: steps {corrupt}")
         return None
 
     def close(self) -> None:
@@ -238,7 +246,14 @@ class CheckpointStore:
     def _step_folders(self) -> list[int]:
         if not self.directory.is_dir():
             return []
-        return sorted(int(entry.name) for entry in self.directory.iterdir() if entry.name.isdecimal())
+        names = [entry.name for entry in self.directory.iterdir() if entry.is_dir()]
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+    def _is_complete(self, step: int) -> bool:
+        try:
+            return _read_mark(self._folder(step), step) is not None
+        except CorruptCheckpointError:
+            return False
 
     def _finish(self, folder: Path, state_text: str, mark: dict[str, Any]) -> None:
         """In the background: when Orbax is done, make everything durable, then commit, then prune."""
@@ -249,7 +264,7 @@ class CheckpointStore:
 
     def _prune(self, newest: int) -> None:
         """Delete all but the newest checkpoints, and incomplete ones older than `newest`, which is complete."""
-        complete = [step for step in self._step_folders() if _read_mark(self._folder(step), step) is not None]
+        complete = [step for step in self._step_folders() if self._is_complete(step)]
         keep = set(complete[-self.keep_latest :])
         for step in self._step_folders():
             if step < newest and step not in keep:
@@ -280,8 +295,7 @@ class CheckpointStore:
                     f"{target.dtype}{list(target.shape)}; for 64-bit JAX arrays enable jax_enable_x64"
                 )
             if isinstance(value, jax.Array):
-                # Orbax's arrays may share memory with its buffers, which makes donating them a silent copy or
-                # worse.
+                # Memory that XLA did not allocate is not reused when donated: the first step would take twice as much.
                 value = jnp.copy(value)
             if "prng_impl" in descriptions[name]:
                 value = jax.random.wrap_key_data(jnp.asarray(value), impl=descriptions[name]["prng_impl"])
@@ -317,7 +331,7 @@ def _leaves(tree: PyTree) -> list[_Leaf]:
         elif isinstance(value, jax.Array):
             data = value
         elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OUSMm":
-            data = np.array(value)  # a copy: the caller may go on writing into the original
+            data = np.asarray(value)
         else:
             raise ValueError(
                 f"leaf {name} is a {type(value).__name__}, not a numeric array; make it one or put it into host_state"
@@ -403,13 +417,21 @@ def _check_json(value: Any, name: str) -> None:
 
 
 def _read_mark(folder: Path, step: int) -> dict[str, Any] | None:
-    """The commit mark, or None if there is none that is whole and belongs to this step."""
+    """The commit mark, or None if there is none.
+
+    Raises:
+      CorruptCheckpointError: the mark is damaged or belongs to another step.
+    """
     try:
         mark = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
-    if not isinstance(mark, dict) or mark.get("step") != step or not {"leaves", "files"} <= mark.keys():
-        return None
+    except ValueError as error:
+        raise CorruptCheckpointError(f"the checkpoint {folder} is corrupt: {MARK_FILE} is no JSON ({error})") from error
+    if not isinstance(mark, dict) or mark.pop("crc32", None) != _crc_of_mark(mark):
+        raise CorruptCheckpointError(f"the checkpoint {folder} is corrupt: {MARK_FILE} does not match its own checksum")
+    if mark["step"] != step:
+        raise CorruptCheckpointError(f"the checkpoint {folder} is not of step {step}: {MARK_FILE} says {mark['step']}")
     return mark
 
 
@@ -417,12 +439,16 @@ def _commit(folder: Path, mark: Mapping[str, Any]) -> None:
     """Write the mark under another name, flush it, and rename it: it is there whole or not at all."""
     temporary = folder / f"{MARK_FILE}.tmp"
     with temporary.open("w", encoding="utf-8") as file:
-        json.dump(mark, file, indent=1)
+        json.dump({**mark, "crc32": _crc_of_mark(mark)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(folder / MARK_FILE)
     _flush_folder(folder)
     _flush_folder(folder.parent)
+
+
+def _crc_of_mark(mark: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(mark, sort_keys=True).encode())
 
 
 def _flush_files(folder: Path) -> dict[str, list[int]]:
