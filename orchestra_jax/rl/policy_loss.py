@@ -88,8 +88,7 @@ def policy_loss(
       1912.09729);
     * "gspo": the same with the ratio of the sequence, `exp(mean_t log r_t)` over its tokens of non-zero
       weight (arXiv 2507.18071; its clip bounds are far smaller, about 3e-4);
-    * "cispo": `-stop_gradient(c) A logprob` (arXiv 2506.13585; there only the upper bound binds: clip_low =
-      1);
+    * "cispo": `-stop_gradient(c) A logprob` (arXiv 2506.13585; there only the upper bound binds: clip_low = 1);
     * "reinforce": `-A logprob`.
 
     Args:
@@ -108,7 +107,7 @@ def policy_loss(
     Returns:
       The loss, a float32 scalar, and float32 scalars by metric name. All metrics but "ratio/max" are weighted
       sums: add them up over micro-batches; with "constant" weights divide them by "weight/sum" (otherwise 1)
-        to get means.
+      to get means.
     """
     if kind not in ("ppo", "gspo", "cispo", "reinforce"):
         raise ValueError(f"kind must be 'ppo', 'gspo', 'cispo' or 'reinforce', got {kind!r}")

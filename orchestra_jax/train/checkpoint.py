@@ -169,8 +169,8 @@ class CheckpointStore:
           The arrays and the host state. JAX arrays own their memory, so they can be donated.
 
         Raises:
-          CheckpointError: no such complete step, or leaves are missing, too many, or of another shape or
-          dtype. CorruptCheckpointError: a file differs from what was written.
+          CheckpointError: no such complete step, or leaves are missing, too many, or of another shape or dtype.
+          CorruptCheckpointError: a file differs from what was written.
         """
         self.wait()
         folder = self._folder(step)
