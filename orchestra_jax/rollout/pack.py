@@ -17,6 +17,10 @@ import numpy as np
 from orchestra_jax.rollout.ledger import Trajectory
 
 
+OPEN_ROWS = 8
+"""Older rows are full but for scraps; looking at them again would make packing quadratic."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
     """A trajectory with what the loss needs to know about it."""
@@ -47,7 +51,7 @@ class PackedBatch(NamedTuple):
 
 
 def pack(sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int) -> PackedBatch:
-    """Packs sequences into as few rows as first-fit finds, in the order given.
+    """Packs sequences by first-fit over the rows opened last, in the order given.
 
     Neighbours in the order that share a prompt share it in the row too, so groups should be passed one after the other.
 
@@ -72,7 +76,7 @@ def pack(sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int) 
                 f"a trajectory of {length} tokens ({sampled} sampled) does not fit a row of {row_tokens} "
                 f"({row_targets} sampled): raise train.row_tokens or train.row_targets, or lower rollout.max_tokens"
             )
-        for row in rows:
+        for row in rows[-OPEN_ROWS:]:
             if row.has_room(sequence.trajectory, row_tokens, row_targets):
                 break
         else:
@@ -95,9 +99,7 @@ class _Row:
         needed = len(trajectory.tokens)
         if tuple(trajectory.tokens[: trajectory.prompt_length]) in self.prompts:
             needed -= trajectory.prompt_length
-        return (
-            len(self.tokens) + needed <= row_tokens and len(self.targets) + trajectory.num_sampled <= row_targets
-        )
+        return len(self.tokens) + needed <= row_tokens and len(self.targets) + trajectory.num_sampled <= row_targets
 
     def add(self, sequence: TrainSequence) -> None:
         trajectory = sequence.trajectory

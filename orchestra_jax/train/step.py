@@ -111,9 +111,7 @@ def batch_loss(
             remat=settings.remat,
         )
         predicting = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
-        return token_logprobs(
-            settings.model, weights, predicting, batch.targets, temperature=settings.temperature
-        )
+        return token_logprobs(settings.model, weights, predicting, batch.targets, temperature=settings.temperature)
 
     logprobs, entropies = logprobs_under(params)
     loss, metrics = policy_loss(
@@ -225,5 +223,3 @@ def train_step(
     state, metrics, logprobs = _train_step(settings, optimizer, state, stacked, used, reference)
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
     return state, values, np.asarray(logprobs).reshape(-1, logprobs.shape[-1])[:rows]
-
-

@@ -1,0 +1,146 @@
+"""The `orchestra` command. Exit codes: 0 done, 2 the user's mistake (one line on standard error), 1 a fault of
+ours, 130 interrupted (after a checkpoint)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+# Only light imports here: `orchestra --help` and a mistyped path should not wait for JAX.
+from orchestra_jax.config import ConfigError, load_config
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        options.run(options)
+    except ConfigError as error:
+        print(f"orchestra: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output (`| head`) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if type(error).__name__ == "Interrupted":
+            print("orchestra: interrupted; a checkpoint is written, the same command goes on", file=sys.stderr)
+            return 130
+        raise
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="orchestra", description="Train small policies to orchestrate tools.")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what is going on")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        return sub
+
+    def add_config(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("config", help="YAML config, for example configs/quickstart.yaml")
+        sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="replace a value of the config")
+
+    sub = command("train", _train, "warm start, reinforcement learning, evaluation and report; resumes what was begun")
+    add_config(sub)
+    sub.add_argument("--overwrite", action="store_true", help="delete the run that output_dir holds and start anew")
+
+    sub = command("sft", _sft, "the supervised warm start alone")
+    add_config(sub)
+    sub.add_argument("--overwrite", action="store_true", help="delete the run that output_dir holds and start anew")
+
+    sub = command("eval", _eval, "compare policies on the same held-out tasks")
+    add_config(sub)
+    sub.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="POLICY",
+        help="a folder with a policy (NAME=FOLDER to name it), or random, cheapest, oracle, always:TOOL; repeatable; "
+        "default: the config's model and its baselines",
+    )
+    sub.add_argument("--json", metavar="FILE", help="write the summary there")
+
+    sub = command("convert", _convert, "GGUF file or Hugging Face folder to a Hugging Face folder")
+    sub.add_argument("source")
+    sub.add_argument("destination")
+    sub.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as in the source")
+
+    sub = command("envs", _envs, "list the environments, or check one: `orchestra envs orchestra/Market-v0`")
+    sub.add_argument("id", nargs="?", help="environment to check against Gymnasium's rules and ours")
+
+    sub = command("report", _report, "write report.html of a run folder")
+    sub.add_argument("run_folder")
+    sub.add_argument("--out", metavar="FILE", help="default: report.html in the run folder")
+    return parser
+
+
+def _train(options: argparse.Namespace) -> None:
+    config = load_config(options.config, options.overrides)
+    from orchestra_jax.train.run import train
+
+    train(config, overwrite=options.overwrite)
+
+
+def _sft(options: argparse.Namespace) -> None:
+    config = load_config(options.config, options.overrides)
+    from orchestra_jax.train.run import sft
+
+    print(sft(config, overwrite=options.overwrite))
+
+
+def _eval(options: argparse.Namespace) -> None:
+    config = load_config(options.config, options.overrides)
+    from orchestra_jax.eval.command import evaluate
+
+    evaluate(config, options.policy, json_file=options.json)
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from orchestra_jax.models.convert import convert
+
+    with _as_user_error():
+        print(convert(options.source, options.destination, dtype=options.dtype))
+
+
+def _envs(options: argparse.Namespace) -> None:
+    from orchestra_jax.cli.envs import check_environment, list_environments
+
+    if options.id:
+        check_environment(options.id)
+    else:
+        list_environments()
+
+
+def _report(options: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from orchestra_jax.report import write_report
+
+    with _as_user_error():
+        print(write_report(Path(options.run_folder), Path(options.out) if options.out else None))
+
+
+class _as_user_error:
+    """Turns the ValueError and ImportError of a library call on the user's input into a one-line error."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError | ImportError | OSError) and not isinstance(error, ConfigError):
+            raise ConfigError(str(error)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

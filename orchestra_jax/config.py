@@ -1,0 +1,320 @@
+"""Run configuration: one YAML file, strict about keys, types and values, with `key.path=value` overrides.
+
+Every section is a frozen model with a sentence per field. What the ToolOrchestra paper states is the default
+(arXiv 2511.21689, section 4.1: learning rate 1e-6, 16 tasks a step, groups of 8, 24,000 + 8,000 tokens, 50 turns); the
+clip bounds, weight decay and gradient clip, which it does not state, are those of its released code.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class ConfigError(ValueError):
+    """The user's mistake in a config, a flag or a file: one line that says where and how to mend it."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+class EnvConfig(Section):
+    """Which environment, for training and for evaluation."""
+
+    id: str = "orchestra/Market-v0"
+    """A Gymnasium id, `module:namespace/Name-v0` to import a module first, or the id of an installed plug-in."""
+    kwargs: dict[str, Any] = {}
+    """For `gymnasium.make` when training."""
+    eval_kwargs: dict[str, Any] = {}
+    """Laid over `kwargs` when evaluating (a held-out split, say)."""
+
+
+class ModelSection(Section):
+    """The policy: a folder in Hugging Face layout, or a preset with fresh weights."""
+
+    path: str | None = None
+    """Folder with config.json, safetensors and tokenizer files. Excludes `preset`."""
+    preset: str | None = None
+    overrides: dict[str, Any] = {}
+    """Fields of the preset to replace, for example {num_layers: 2}."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the parameters, the computation and the KV cache."""
+    remat: bool = False
+    """Recompute each layer's activations in the backward pass."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if (self.path is None) == (self.preset is None):
+            raise ValueError("give exactly one of model.path and model.preset")
+        if self.path is not None and self.overrides:
+            raise ValueError("model.overrides goes with model.preset; a checkpoint's shapes are fixed")
+        return self
+
+
+class TextConfig(Section):
+    """How tasks and tools become tokens."""
+
+    tokenizer: str | None = None
+    """A folder with tokenizer.json, or `market` (the small one of the quickstart). Default: model.path."""
+    tools: Literal["qwen", "compact"] = "qwen"
+    """Full JSON schemas with prices in the descriptions, or one short line a tool for tiny policies."""
+
+
+class RolloutConfig(Section):
+    """How much is sampled per step, and what bounds an episode."""
+
+    tasks_per_step: int = Field(16, ge=1)
+    group_size: int = Field(8, ge=2)
+    """Trajectories per task."""
+    rows: int | None = Field(None, ge=1)
+    """Episodes sampled at once; default: all of a step."""
+    temperature: float = Field(1.0, gt=0)
+    max_tokens: int = Field(32_000, ge=16)
+    """Of a trajectory: prompt, turns and observations."""
+    max_turn_tokens: int = Field(8_000, ge=1)
+    max_observation_tokens: int = Field(4_000, ge=8)
+    env_threads: int = Field(1, ge=1)
+    """Environments stepped at once; raise it where tools wait for a network."""
+
+
+class RewardConfig(Section):
+    """What a trajectory is worth (`orchestra_jax.rl.group_rewards`)."""
+
+    form: Literal["paper", "released", "return"] = "paper"
+    """The paper's; its released code's, for comparison; or the sum of the environment's own rewards."""
+    scale: Literal["group", "correct"] = "group"
+    """Cost and latency are scaled over the whole group, or over its correct trajectories only."""
+    guard: bool = False
+    """A right answer never scores as low as a wrong one."""
+    cost_budget_usd: float | None = Field(None, gt=0)
+    latency_budget_s: float | None = Field(None, gt=0)
+
+
+class AdvantageConfig(Section):
+    kind: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = "grpo"
+    homogeneity_threshold: float = Field(0.1, ge=0)
+    """Groups whose rewards have a smaller standard deviation are left out."""
+    drop_format_errors: bool = True
+    drop_unanswered: bool = True
+    """Leave out trajectories that broke the call format, or gave no answer, as the paper does."""
+
+
+class LossConfig(Section):
+    kind: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
+    clip_low: float = Field(0.2, ge=0, le=1)
+    clip_high: float = Field(0.28, ge=0)
+    dual_clip: float | None = Field(10.0, gt=1)
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    entropy_coef: float = Field(0.0, ge=0)
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL divergence from the policy that RL started from."""
+    kl_kind: Literal["k1", "k2", "k3"] = "k2"
+
+
+class OptimizerConfig(Section):
+    learning_rate: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    warmup_updates: int = Field(0, ge=0)
+    final_fraction: float = Field(1.0, ge=0, le=1)
+    """The learning rate ends at this fraction of itself, by a cosine over the run; 1 keeps it constant."""
+
+
+class TrainConfig(Section):
+    steps: int = Field(100, ge=0)
+    minibatches: int = Field(1, ge=1)
+    """Optimizer updates per step, each on its share of the groups."""
+    row_tokens: int | None = Field(None, ge=16)
+    """Tokens of a packed row; default: rollout.max_tokens."""
+    row_targets: int | None = Field(None, ge=1)
+    """Sampled tokens of a packed row; default: row_tokens."""
+    micro_batch_rows: int = Field(1, ge=1)
+    """Packed rows whose activations are held at once."""
+    checkpoint_every: int = Field(25, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    episodes_every: int = Field(10, ge=1)
+    """Write every trajectory of each n-th step to `episodes/`."""
+
+
+class SftConfig(Section):
+    """The supervised warm start on traces of a scripted router (`orchestra sft`)."""
+
+    router: str = "habit"
+    """Scripted policy whose traces are cloned: habit, oracle, random, cheapest, always:TOOL."""
+    num_traces: int = Field(2048, ge=1)
+    tail_epochs: int = Field(0, ge=0)
+    """Epochs over the traces' ends alone (the last result and the answer, without the prompt) before the whole traces.
+    A policy with fresh weights learns from them to copy results, many times sooner than from long traces."""
+    epochs: int = Field(1, ge=1)
+    """Epochs over the whole traces."""
+    rows_per_update: int = Field(8, ge=1)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
+
+
+class EvalConfig(Section):
+    """Held-out tasks, fixed by `seed`, the same for every policy."""
+
+    num_tasks: int = Field(256, ge=1)
+    seed: int = Field(1_000_003, ge=0)
+    baselines: list[str] = []
+    """Scripted policies to compare with: random, cheapest, oracle, always:TOOL."""
+    modes: list[Literal["sample", "greedy"]] = ["sample", "greedy"]
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    seed: int = Field(0, ge=0, lt=2**31)
+    output_dir: str = "runs/default"
+    env: EnvConfig = EnvConfig()
+    model: ModelSection
+    text: TextConfig = TextConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    sft: SftConfig | None = None
+    """Leave out to start RL from the model as it is."""
+    eval: EvalConfig | None = EvalConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunConfig:
+        if self.rollout.max_turn_tokens >= self.rollout.max_tokens:
+            raise ValueError("rollout.max_turn_tokens must be less than rollout.max_tokens")
+        if self.row_tokens < self.rollout.max_tokens:
+            raise ValueError(
+                f"train.row_tokens ({self.row_tokens}) is less than rollout.max_tokens ({self.rollout.max_tokens}): "
+                "a long trajectory would not fit"
+            )
+        if self.train.minibatches > self.rollout.tasks_per_step:
+            raise ValueError("train.minibatches must not exceed rollout.tasks_per_step: groups are not split")
+        if self.text.tokenizer is None and self.model.path is None:
+            raise ValueError("text.tokenizer is needed with model.preset (`market`, or a folder with tokenizer.json)")
+        return self
+
+    @property
+    def row_tokens(self) -> int:
+        return self.train.row_tokens or self.rollout.max_tokens
+
+    @property
+    def row_targets(self) -> int:
+        return self.train.row_targets or self.row_tokens
+
+    @property
+    def trajectories_per_step(self) -> int:
+        return self.rollout.tasks_per_step * self.rollout.group_size
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Reads a YAML config and applies `key.path=value` overrides (values are YAML too).
+
+    Raises:
+      ConfigError: the file is missing or no YAML mapping, a key is unknown, a type or a value is wrong; the message
+        names the file, the key and what is allowed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"config file {path} does not exist")
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold a mapping of sections, got {type(data).__name__}")
+    for override in overrides or []:
+        _apply_override(data, override)
+    return parse_config(data, source=str(path))
+
+
+def parse_config(data: dict[str, Any], source: str = "config") -> RunConfig:
+    """Validates a nested dict; see `load_config` for errors."""
+    try:
+        # Not strict about tuples and the like: YAML has lists only.
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: " + "; ".join(map(_explain, error.errors()))) from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved config as YAML; `load_config` of it gives the config back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML in which a repeated key is an error instead of a silent overwrite, and 1e-6 is a number."""
+
+
+def _unique_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep)
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+# PyYAML follows YAML 1.1, where 1e-6 (no dot) is a string.
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    __import__("re").compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r} must look like key.path=value, for example train.steps=10")
+    try:
+        value = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = data.setdefault(parent, {})
+        if inner is None:
+            inner = data[parent] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {override!r}: {parent} is not a section")
+        data = inner
+    data[last] = value
+
+
+def _explain(error: Any) -> str:
+    """One pydantic error as a phrase that starts with the key."""
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(location[:-1])
+        near = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+        return f"unknown key {key} ({hint})"
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    if not key or error["type"] == "value_error":
+        return message
+    return f"{key}: {message[0].lower()}{message[1:]}, got {error['input']!r}"
+
+
+def _fields_at(location: list[str]) -> list[str]:
+    """Names of the keys that the section at `location` knows."""
+    section: Any = RunConfig
+    for part in location:
+        annotation = section.model_fields[part].annotation
+        choices = [annotation, *getattr(annotation, "__args__", ())]
+        section = next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if section is None:
+            return []
+    return list(section.model_fields)

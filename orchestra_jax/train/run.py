@@ -1,0 +1,493 @@
+"""A whole run: supervised warm start, GRPO, evaluation, report. One folder, resumable at any moment.
+
+Everything that a step does is a function of the parameters and of (seed, step): tasks, replicas, sampling. So a run
+that was killed and resumed from its last checkpoint gives the same numbers as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import jax
+import numpy as np
+from rich.console import Console
+
+from orchestra_envs import make
+from orchestra_jax.config import ConfigError, RunConfig, dump_config
+from orchestra_jax.eval.evaluate import (
+    REFERENCE_POLICY,
+    add_preference_scores,
+    eval_seeds,
+    evaluate_policy,
+    evaluate_scripted,
+    summary_entry,
+)
+from orchestra_jax.models.decoder import Params
+from orchestra_jax.report import write_report
+from orchestra_jax.report.console import make_progress, policies_table
+from orchestra_jax.rl import mismatch_metrics
+from orchestra_jax.rollout.episode import Episode
+from orchestra_jax.rollout.rollout import Job, Rollout, RolloutLimits
+from orchestra_jax.sampler.sampler import Sampler
+from orchestra_jax.train.checkpoint import CheckpointStore
+from orchestra_jax.train.learn import Lesson, episode_metrics, max_rows, pack_lesson, teach
+from orchestra_jax.train.metrics import MetricsWriter
+from orchestra_jax.train.policy import Policy, load_policy, save_policy
+from orchestra_jax.train.sft import sft_batches, sft_sequences
+from orchestra_jax.train.step import StepSettings, TrainState, init_train_state, make_optimizer, train_step
+
+log = logging.getLogger(__name__)
+
+SFT_CHECKPOINT_EVERY = 100
+
+
+class Interrupted(Exception):
+    """SIGTERM or SIGINT came; a checkpoint has been written."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def warm_start(self) -> Path:
+        """Hugging Face folder of the policy that RL starts from."""
+        return self.path / "warm_start"
+
+    @property
+    def model(self) -> Path:
+        """Hugging Face folder of the trained policy."""
+        return self.path / "model"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    def write_episodes(self, name: str, records: list[dict[str, Any]]) -> None:
+        """One JSON object a line; the file appears whole."""
+        file = self.path / "episodes" / f"{name}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        staging = file.with_suffix(".tmp")
+        with staging.open("w", encoding="utf-8") as out:
+            out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        staging.rename(file)
+
+
+def open_run(config: RunConfig, *, overwrite: bool) -> RunFolder:
+    """The run's folder, new or to be resumed.
+
+    Raises:
+      ConfigError: the folder holds another run, or cannot be written.
+    """
+    folder = RunFolder(Path(config.output_dir))
+    try:
+        if overwrite and folder.config.is_file():
+            shutil.rmtree(folder.path)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        text = dump_config(config)
+        if folder.config.is_file():
+            if folder.config.read_text(encoding="utf-8") != text:
+                raise ConfigError(
+                    f"{folder.path} holds a run with another config: choose another output_dir, or --overwrite it"
+                )
+        elif any(folder.path.iterdir()):
+            raise ConfigError(f"output_dir {folder.path} is not empty and holds no run: choose another")
+        else:
+            folder.config.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"output_dir {folder.path}: {error.strerror or error}") from None
+    return folder
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[list[int]]:
+    """A list that the first SIGTERM or SIGINT is put into; a second SIGINT interrupts at once."""
+    received: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# the parts of a run
+# ----------------------------------------------------------------------------------------------------------
+
+
+def build_rollout(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any], rows: int) -> Rollout:
+    """Sampler and environments for `rows` episodes at once."""
+    sampler = Sampler(
+        policy.config,
+        rows=rows,
+        capacity=config.rollout.max_tokens,
+        max_new_tokens=config.rollout.max_turn_tokens,
+        stop_ids=policy.chat.stop_ids,
+        seed=config.seed,
+        dtype=policy.params["embed_tokens"].dtype,
+    )
+    return Rollout(
+        partial(make_env, config, env_kwargs),
+        sampler,
+        policy.chat,
+        tool_style=config.text.tools,
+        limits=RolloutLimits(config.rollout.max_turn_tokens, config.rollout.max_observation_tokens),
+        env_threads=config.rollout.env_threads,
+    )
+
+
+def make_env(config: RunConfig, kwargs: dict[str, Any]) -> gym.Env:
+    """One environment of the run.
+
+    Raises:
+      ConfigError: no such environment, or it refuses its arguments.
+    """
+    try:
+        return make(config.env.id, **kwargs)
+    except (ValueError, TypeError, ImportError, gym.error.Error) as error:
+        raise ConfigError(f"env.id {config.env.id}: {error}") from None
+
+
+def step_settings(config: RunConfig, policy: Policy) -> StepSettings:
+    """The compiled part of the RL loss."""
+    return StepSettings(
+        model=policy.config,
+        loss=config.loss.kind,
+        clip_low=config.loss.clip_low,
+        clip_high=config.loss.clip_high,
+        dual_clip=config.loss.dual_clip,
+        entropy_coef=config.loss.entropy_coef,
+        kl_coef=config.loss.kl_coef,
+        kl_kind=config.loss.kl_kind,
+        temperature=config.rollout.temperature,
+        remat=config.model.remat,
+    )
+
+
+def warm_start(
+    config: RunConfig, folder: RunFolder, policy: Policy, metrics: MetricsWriter, console: Console, stop: list[int]
+) -> Params:
+    """Clones the router's traces; the result is written to `warm_start/` and returned."""
+    sft = config.sft
+    assert sft is not None
+    env = make_env(config, config.env.kwargs)
+    batches = sft_batches(config, sft, sft_sequences(config, sft, env, policy.chat))
+    env.close()
+    total = len(batches)
+    optimizer = make_optimizer(
+        learning_rate=sft.optimizer.learning_rate,
+        weight_decay=sft.optimizer.weight_decay,
+        max_grad_norm=sft.optimizer.max_grad_norm,
+        betas=(sft.optimizer.beta1, sft.optimizer.beta2),
+        warmup_updates=sft.optimizer.warmup_updates,
+        total_updates=total,
+        final_fraction=sft.optimizer.final_fraction,
+    )
+    settings = StepSettings(model=policy.config, loss="reinforce", remat=config.model.remat)
+    store = CheckpointStore(folder.path / "checkpoints" / "sft", keep_latest=1)
+    state, done = restore(store, init_train_state(policy.params, optimizer), metrics, "sft")
+    micro_batches = -(-sft.rows_per_update // config.train.micro_batch_rows)
+    with make_progress(console, description="warm start") as progress:
+        for batch in batches[done:]:
+            started = time.perf_counter()
+            state, values, _ = train_step(
+                settings,
+                optimizer,
+                state,
+                batch,
+                micro_batch_rows=config.train.micro_batch_rows,
+                max_micro_batches=micro_batches,
+            )
+            done += 1
+            metrics.write(
+                {
+                    "step": done,
+                    "phase": "sft",
+                    "sft/loss": values["loss"],
+                    "sft/grad_norm": values["grad_norm"],
+                    "time/update_s": time.perf_counter() - started,
+                }
+            )
+            progress(done, total)
+            if stop or (done % SFT_CHECKPOINT_EVERY == 0 and done < total):
+                save(store, done, state, metrics, wait=bool(stop))
+            if stop:
+                raise Interrupted
+    store.close()
+    save_policy(folder.warm_start, policy, state.params)
+    return state.params
+
+
+def save(store: CheckpointStore, step: int, state: TrainState, metrics: MetricsWriter, *, wait: bool = False) -> None:
+    """A checkpoint after update `step`: parameters, optimizer, counters, and how far metrics.jsonl goes."""
+    host_state = {"step": step, "policy_version": step, "metrics_bytes": metrics.flush()}
+    store.save(step, state._asdict(), host_state, wait=wait)
+
+
+def restore(store: CheckpointStore, state: TrainState, metrics: MetricsWriter, phase: str) -> tuple[TrainState, int]:
+    """The newest complete checkpoint of a phase, or `state` as it is and step 0; metrics.jsonl is cut to match."""
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state._asdict())
+    found = store.restore_latest(abstract)
+    if found is None:
+        metrics.drop_phase(phase)
+        return state, 0
+    step, arrays, host_state = found
+    metrics.truncate(host_state["metrics_bytes"])
+    return TrainState(**arrays), step
+
+
+def step_jobs(config: RunConfig, step: int) -> list[Job]:
+    """The episodes of a step: which tasks, and which random numbers; a function of (seed, step) alone."""
+    seeds = np.random.default_rng([config.seed, 0, step]).integers(0, 2**30, config.rollout.tasks_per_step)
+    first = step * config.trajectories_per_step
+    return [
+        Job(int(seed), member, (first + group * config.rollout.group_size + member) % 2**31, config.rollout.temperature)
+        for group, seed in enumerate(seeds)
+        for member in range(config.rollout.group_size)
+    ]
+
+
+def train_policy(
+    config: RunConfig,
+    folder: RunFolder,
+    policy: Policy,
+    start: Params,
+    metrics: MetricsWriter,
+    console: Console,
+    stop: list[int],
+) -> Params:
+    """GRPO from `start`; the result is written to `model/` and returned."""
+    steps = config.train.steps
+    optimizer = make_optimizer(
+        learning_rate=config.optimizer.learning_rate,
+        weight_decay=config.optimizer.weight_decay,
+        max_grad_norm=config.optimizer.max_grad_norm,
+        betas=(config.optimizer.beta1, config.optimizer.beta2),
+        warmup_updates=config.optimizer.warmup_updates,
+        total_updates=steps * config.train.minibatches,
+        final_fraction=config.optimizer.final_fraction,
+    )
+    settings = step_settings(config, policy)
+    store = CheckpointStore(folder.path / "checkpoints" / "rl", keep_latest=config.train.keep_checkpoints)
+    state, done = restore(store, init_train_state(start, optimizer), metrics, "train")
+    if done:
+        console.print(f"resuming after step {done} of {steps}")
+    rows = config.rollout.rows or config.trajectories_per_step
+    rollout = build_rollout(config, policy, config.env.kwargs, rows)
+    reference = start if config.loss.kl_coef else None
+    try:
+        with make_progress(console, description="training") as progress:
+            for step in range(done + 1, steps + 1):
+                state, row = one_step(config, folder, rollout, settings, optimizer, state, step, reference)
+                metrics.write(row)
+                progress(
+                    step,
+                    steps,
+                    reward=row["reward/mean"],
+                    accuracy=row.get("outcome/accuracy"),
+                    cost_usd=row["cost/mean_usd"],
+                )
+                last = step == steps
+                if stop or last or step % config.train.checkpoint_every == 0:
+                    save(store, step, state, metrics, wait=bool(stop) or last)
+                if stop and not last:
+                    raise Interrupted
+    finally:
+        rollout.close()
+        store.close()
+    save_policy(folder.model, policy, state.params)
+    return state.params
+
+
+def one_step(
+    config: RunConfig,
+    folder: RunFolder,
+    rollout: Rollout,
+    settings: StepSettings,
+    optimizer: Any,
+    state: TrainState,
+    step: int,
+    reference: Params | None,
+) -> tuple[TrainState, dict[str, Any]]:
+    """Rollouts, rewards, update. Returns the new state and the row for metrics.jsonl."""
+    started = time.perf_counter()
+    episodes = rollout.run(
+        state.params, step_jobs(config, step), policy_version=step - 1, num_groups=config.rollout.tasks_per_step
+    )
+    rolled_out = time.perf_counter()
+    size = config.rollout.group_size
+    groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
+    lesson = teach(config, groups)
+    batches = pack_lesson(config, groups, lesson)
+    packed = time.perf_counter()
+    row: dict[str, Any] = {"step": step, "phase": "train", "policy_version": step}
+    row |= episode_metrics(episodes, lesson)
+    for index, batch in enumerate(batches):
+        state, values, logprobs = train_step(
+            settings,
+            optimizer,
+            state,
+            batch,
+            micro_batch_rows=config.train.micro_batch_rows,
+            max_micro_batches=-(-max_rows(config) // config.train.micro_batch_rows),
+            reference=reference,
+        )
+        if index == 0:
+            # Before the first update trainer and sampler have the same weights: what differs is numerics.
+            row |= mismatch_metrics(logprobs, batch.behavior_logprobs, batch.weights)
+        for name, value in values.items():
+            key = LOSS_NAMES.get(name, f"loss/{name.replace('/', '_')}")
+            row[key] = row.get(key, 0.0) + value / len(batches)
+    row |= {
+        "time/rollout_s": rolled_out - started,
+        "time/pack_s": packed - rolled_out,
+        "time/update_s": time.perf_counter() - packed,
+    }
+    if step % config.train.episodes_every == 0 or step in (1, config.train.steps):
+        folder.write_episodes(f"train-{step:06d}", train_records(episodes, lesson, step, size))
+    return state, row
+
+
+LOSS_NAMES = {"loss": "loss/policy", "entropy": "policy/entropy", "grad_norm": "optimizer/grad_norm"}
+
+
+def train_records(episodes: list[Episode], lesson: Lesson, step: int, group_size: int) -> list[dict[str, Any]]:
+    """The step's trajectories as readable records."""
+    return [
+        episode.to_json(
+            step=step,
+            phase="train",
+            policy="training",
+            group=index // group_size,
+            reward=None if np.isnan(lesson.rewards[index]) else float(lesson.rewards[index]),
+            advantage=float(lesson.advantages[index]),
+            dropped=lesson.dropped[index],
+        )
+        for index, episode in enumerate(episodes)
+    ]
+
+
+def evaluate_run(
+    config: RunConfig, folder: RunFolder, policy: Policy, policies: dict[str, Params], console: Console
+) -> dict[str, Any]:
+    """Evaluates `policies` and the baselines on the held-out tasks; writes summary.json and returns it."""
+    assert config.eval is not None
+    kwargs = config.env.kwargs | config.env.eval_kwargs
+    seeds = eval_seeds(config.eval)
+    rows = config.rollout.rows or config.trajectories_per_step
+    rollout = build_rollout(config, policy, kwargs, rows)
+    env = make_env(config, kwargs)
+    results: dict[str, list[dict[str, Any]]] = {}
+    scripted = dict.fromkeys(config.eval.baselines)
+    jobs = [(name, mode) for name in policies for mode in config.eval.modes]
+    with make_progress(console, description="evaluation") as progress:
+        total = len(jobs) + len(scripted)
+        for done, (name, mode) in enumerate(jobs, start=1):
+            label = name if mode == "sample" else f"{name}:greedy"
+            results[label] = evaluate_policy(
+                rollout, policies[name], seeds, greedy=mode == "greedy", temperature=config.rollout.temperature
+            )
+            progress(done, total)
+        for done, name in enumerate(scripted, start=len(jobs) + 1):
+            results[name] = evaluate_scripted(env, name, seeds)
+            progress(done, total)
+    if REFERENCE_POLICY in results:
+        for records in results.values():
+            add_preference_scores(records, results[REFERENCE_POLICY])
+    rollout.close()
+    env.close()
+    summary = {
+        "env_id": config.env.id,
+        "seed": config.seed,
+        "eval_seed": config.eval.seed,
+        "policies": {name: summary_entry(records) for name, records in results.items()},
+    }
+    for name, records in results.items():
+        folder.write_episodes(f"eval-{name.replace(':', '-')}", [{**r, "policy": name} for r in records])
+    staging = folder.summary.with_suffix(".tmp")
+    staging.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    staging.rename(folder.summary)
+    return summary
+
+
+# ----------------------------------------------------------------------------------------------------------
+# the commands
+# ----------------------------------------------------------------------------------------------------------
+
+
+def train(config: RunConfig, *, overwrite: bool = False, console: Console | None = None) -> dict[str, Any] | None:
+    """`orchestra train`: warm start if configured, GRPO, evaluation, report. Resumes what was begun.
+
+    Returns:
+      The summary, or None where the config has no evaluation.
+
+    Raises:
+      ConfigError: the user's mistake, in one line.
+      Interrupted: a signal came; a checkpoint was written.
+    """
+    console = console or Console(stderr=True)
+    folder = open_run(config, overwrite=overwrite)
+    policy = load_policy(config.model, config.text, config.seed)
+    with stop_on_signal() as stop, MetricsWriter(folder.path) as metrics:
+        start = starting_params(config, folder, policy, metrics, console, stop)
+        trained = train_policy(config, folder, policy, start, metrics, console, stop)
+    summary = None
+    if config.eval is not None:
+        policies = {"warm_start" if config.sft else "start": start, "trained": trained}
+        summary = evaluate_run(config, folder, policy, policies, console)
+        console.print(policies_table(summary))
+    report = write_report(folder.path)
+    console.print(f"policy: {folder.model}\nreport: {report}", soft_wrap=True, highlight=False)
+    return summary
+
+
+def starting_params(
+    config: RunConfig, folder: RunFolder, policy: Policy, metrics: MetricsWriter, console: Console, stop: list[int]
+) -> Params:
+    """What RL starts from: the warm start, made now or found in the folder, or the model as it is."""
+    if config.sft is None:
+        return policy.params
+    if folder.warm_start.is_dir():
+        model = config.model.model_copy(update={"path": str(folder.warm_start), "preset": None, "overrides": {}})
+        return load_policy(model, config.text, config.seed).params
+    return warm_start(config, folder, policy, metrics, console, stop)
+
+
+def sft(config: RunConfig, *, overwrite: bool = False, console: Console | None = None) -> Path:
+    """`orchestra sft`: the warm start alone. Returns the folder of the policy.
+
+    Raises:
+      ConfigError: the config has no `sft` section, or another mistake of the user's.
+    """
+    if config.sft is None:
+        raise ConfigError("the config has no sft section: add one, for example `sft: {router: habit}`")
+    console = console or Console(stderr=True)
+    folder = open_run(config, overwrite=overwrite)
+    policy = load_policy(config.model, config.text, config.seed)
+    with stop_on_signal() as stop, MetricsWriter(folder.path) as metrics:
+        starting_params(config, folder, policy, metrics, console, stop)
+    return folder.warm_start
