@@ -7,9 +7,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-
 from orchestra_envs.baselines import make_policy, run_episode
 from orchestra_envs.preference import preference_score, preference_vector
+
 from orchestra_jax.config import ConfigError, EvalConfig
 from orchestra_jax.eval.stats import summarize
 from orchestra_jax.models.decoder import Params

@@ -40,7 +40,8 @@ def param_specs(config: ModelConfig) -> dict[str, ParamSpec]:
     q_width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     residual = (2 * layers) ** -0.5  # keeps the residual stream's scale independent of depth
 
-    specs = {"embed_tokens": ParamSpec((c.vocab_size, width), ("vocab", "embed"), 0.02)}
+    # Unit-norm rows: with a tied head, copying a token from the context is a confident logit from the first step on.
+    specs = {"embed_tokens": ParamSpec((c.vocab_size, width), ("vocab", "embed"), width**-0.5)}
 
     def layer(name: str, shape: tuple[int, ...], axes: tuple[str, ...], init_std: float | None) -> None:
         specs[f"layers.{name}"] = ParamSpec((layers, *shape), ("layers", *axes), init_std)

@@ -16,7 +16,6 @@ import numpy as np
 
 from orchestra_jax.rollout.ledger import Trajectory
 
-
 OPEN_ROWS = 8
 """Older rows are full but for scraps; looking at them again would make packing quadratic."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import gymnasium as gym
-
 from orchestra_envs.baselines import Episode, make_policy, run_episode
+
 from orchestra_jax.rollout.ledger import UNSAMPLED, Trajectory
 from orchestra_jax.rollout.rollout import task_prompt_ids
 from orchestra_jax.text.chat import ChatFormat

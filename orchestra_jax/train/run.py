@@ -21,9 +21,9 @@ from typing import Any
 import gymnasium as gym
 import jax
 import numpy as np
+from orchestra_envs import make
 from rich.console import Console
 
-from orchestra_envs import make
 from orchestra_jax.config import ConfigError, RunConfig, dump_config
 from orchestra_jax.eval.evaluate import (
     REFERENCE_POLICY,
