@@ -8,6 +8,7 @@ one sentence; the value is always the last word ("The height in metres of Velmor
 from __future__ import annotations
 
 import importlib
+import logging
 import random
 import re
 import sys
@@ -89,12 +90,14 @@ def _import_bm25s() -> ModuleType:
     previous: Any = sys.modules.get("jax.lax", missing)
     sys.modules["jax.lax"] = None  # type: ignore[assignment]
     try:
-        return importlib.import_module("bm25s")
+        module = importlib.import_module("bm25s")
     finally:
         if previous is missing:
             del sys.modules["jax.lax"]
         else:
             sys.modules["jax.lax"] = previous
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and talks on every index
+    return module
 
 
 @cache
