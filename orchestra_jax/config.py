@@ -149,11 +149,11 @@ class SftConfig(Section):
     router: str = "habit"
     """Scripted policy whose traces are cloned: habit, oracle, random, cheapest, always:TOOL."""
     num_traces: int = Field(2048, ge=1)
-    tail_epochs: int = Field(0, ge=0)
-    """Epochs over the traces' ends alone (the last result and the answer, without the prompt) before the whole traces.
-    A policy with fresh weights learns from them to copy results, many times sooner than from long traces."""
+    num_tails: int = Field(0, ge=0)
+    """Further traces of which the end alone is learned, before the whole ones: the last result and the answer, without
+    the prompt. A policy with fresh weights learns from them to copy results, many times sooner than from long traces."""
     epochs: int = Field(1, ge=1)
-    """Epochs over the whole traces."""
+    """Over the whole traces."""
     rows_per_update: int = Field(8, ge=1)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
 

@@ -24,8 +24,18 @@ def trace_to_trajectory(chat: ChatFormat, tool_style: str, episode: Episode) -> 
     The tokens were not sampled by a policy, so their logprobs are 0.0 and a supervised loss must not read them.
     """
     question, *messages = episode.messages
+    prompt = task_prompt_ids(chat, tool_style, question["content"], episode.reset_info)
+    return _ledger(chat, prompt, messages)
+
+
+def trace_tail(chat: ChatFormat, episode: Episode) -> Trajectory:
+    """The end of a scripted episode alone: its last observation as the context, and the turn that follows."""
+    return _ledger(chat, [], episode.messages[-2:])
+
+
+def _ledger(chat: ChatFormat, prompt: list[int], messages: Iterable[dict[str, str]]) -> Trajectory:
     trajectory = Trajectory()
-    trajectory.append_context(task_prompt_ids(chat, tool_style, question["content"], episode.reset_info))
+    trajectory.append_context(prompt)
     for message in messages:
         if message["role"] == "assistant":
             ids = chat.turn_ids(message["content"])

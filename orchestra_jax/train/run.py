@@ -44,7 +44,7 @@ from orchestra_jax.train.checkpoint import CheckpointStore
 from orchestra_jax.train.learn import Lesson, episode_metrics, max_rows, pack_lesson, teach
 from orchestra_jax.train.metrics import MetricsWriter
 from orchestra_jax.train.policy import Policy, load_policy, save_policy
-from orchestra_jax.train.sft import sft_batches, sft_sequences
+from orchestra_jax.train.sft import sft_batches
 from orchestra_jax.train.step import StepSettings, TrainState, init_train_state, make_optimizer, train_step
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ def warm_start(
     sft = config.sft
     assert sft is not None
     env = make_env(config, config.env.kwargs)
-    batches = sft_batches(config, sft, sft_sequences(config, sft, env, policy.chat))
+    batches = sft_batches(config, sft, env, policy.chat)
     env.close()
     total = len(batches)
     optimizer = make_optimizer(
