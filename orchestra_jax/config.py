@@ -147,7 +147,8 @@ class SftConfig(Section):
     """The supervised warm start on traces of a scripted router (`orchestra sft`)."""
 
     router: str = "habit"
-    """Scripted policy whose traces are cloned: habit, oracle, random, cheapest, always:TOOL."""
+    """Scripted policy whose traces are cloned: habit, oracle, random, cheapest, always:TOOL, or demonstration (what the
+    environment's own `demonstrate` shows)."""
     num_traces: int = Field(2048, ge=1)
     num_tails: int = Field(0, ge=0)
     """Further traces of which the end alone is learned, before the whole ones: the last result and the answer, without

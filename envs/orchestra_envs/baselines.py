@@ -6,6 +6,7 @@ All of them call tools without arguments and then copy the last result as "Answe
 * `random`: one tool, uniformly at random.
 * `cheapest`: tools in rising order of price until one returns a result instead of an error.
 * `oracle`: knows the market's skill table: the cheapest plan whose chance of success is within 0.05 of the best.
+* `demonstration`: the turns that the environment's own `demonstrate` gives.
 * `habit`: a fair warm start with the bad habit that prompted models have: 55% the strongest expert, 25% the oracle's
   plan, 20% a random tool.
 
@@ -23,13 +24,14 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
+from orchestra_envs.env import ToolEnv
 from orchestra_envs.market.plans import best_plan
 from orchestra_envs.market.tasks import task_from_id
 from orchestra_envs.parse import ToolCall, render_call
 
 STRONGEST_EXPERT = "gpt-5"
 HABIT_SHARES = {"strongest": 0.55, "suitable": 0.25, "random": 0.2}
-POLICY_NAMES = ("always:<tool>", "random", "cheapest", "oracle", "habit")
+POLICY_NAMES = ("always:<tool>", "random", "cheapest", "oracle", "demonstration", "habit")
 
 # Only used to rank tools by price: what one call of a language model typically takes.
 _TYPICAL_INPUT_TOKENS, _TYPICAL_OUTPUT_TOKENS, _TYPICAL_SECONDS = 100, 1000, 10
@@ -71,19 +73,44 @@ class ScriptedPolicy:
         return f"Answer: {result_value(observation) if has_result else 'unknown'}"
 
 
+class DemonstrationPolicy:
+    """Says what the environment's `ToolEnv.demonstrate` prescribes for the task."""
+
+    def __init__(self) -> None:
+        self._turns: list[str] = []
+
+    def reset(self, env: gymnasium.Env, observation: str, info: dict[str, Any], rng: np.random.Generator) -> None:
+        """Ask the environment; raises ValueError if it has no demonstrations."""
+        tool_env = env.unwrapped
+        if not isinstance(tool_env, ToolEnv):
+            raise ValueError("policy demonstration: the environment is no ToolEnv")
+        try:
+            self._turns = list(tool_env.demonstrate(tool_env.task, rng))
+        except NotImplementedError as error:
+            raise ValueError(f"policy demonstration: {error}") from None
+
+    def act(self, observation: str, info: dict[str, Any]) -> str:
+        """The next turn of the demonstration."""
+        if not self._turns:
+            raise ValueError("policy demonstration: the turns of demonstrate() ended before the episode did")
+        return self._turns.pop(0)
+
+
 def result_value(observation: str) -> str:
     """The value that a tool's result states: what follows the last "Answer:", else its last word."""
     words = observation.rsplit("Answer:", 1)[-1].split()
     return words[-1].rstrip(".") if words else "unknown"
 
 
-def make_policy(name: str) -> ScriptedPolicy:
+def make_policy(name: str) -> Policy:
     """The scripted policy of this name (see the module's list).
 
     Raises ValueError for an unknown name; `always:<tool>` raises it at reset if the environment has no such tool.
     """
     if name.startswith("always:"):
         return ScriptedPolicy(_always(name.removeprefix("always:")))
+    if name == "demonstration":
+        return DemonstrationPolicy()
     if name == "cheapest":
         return ScriptedPolicy(_by_price, fallback=True)
     choices: dict[str, _Choose] = {"random": _random, "oracle": _oracle, "habit": _habit}

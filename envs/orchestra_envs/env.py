@@ -185,6 +185,20 @@ class ToolEnv(gym.Env[str, str]):
         """The tools of an episode, `self.tools` unless overridden; `rng` depends on the seed alone."""
         return self.tools
 
+    def demonstrate(self, task: Task, rng: np.random.Generator) -> Sequence[str]:
+        """Optional: the assistant's turns in an episode on `task`, for warm starts (`sft.router: demonstration`).
+
+        They need not be good, only in the right form; draw from `rng` to show more than one way.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no demonstrate(task, rng)")
+
+    @property
+    def task(self) -> Task:
+        """The task of the episode under way."""
+        if self._episode is None:
+            raise gym.error.ResetNeeded("call reset() first: there is no task yet")
+        return self._episode.task
+
     # Gymnasium's interface.
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
