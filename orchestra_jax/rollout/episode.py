@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +32,8 @@ class Episode:
 
     seed: int
     replica: int
-    prompt: str
-    trajectory: Trajectory
+    prompt: str = ""
+    trajectory: Trajectory = field(default_factory=Trajectory)
     turns: list[Turn] = field(default_factory=list)
     task_id: str = ""
     tool_names: tuple[str, ...] = ()
@@ -49,6 +50,8 @@ class Episode:
     end_reason: str = ""
     infra_failure: bool = False
     """The environment or a tool's backend failed: nothing to learn from."""
+    token_texts: Callable[[Sequence[int]], list[str]] | None = field(default=None, repr=False, compare=False)
+    """The tokenizer's, for the text of each sampled token in the record; None leaves them out."""
 
     @property
     def answered(self) -> bool:
@@ -56,15 +59,18 @@ class Episode:
         return self.end_reason not in ENDS_WITHOUT_ANSWER
 
     def to_json(self, **extra: Any) -> dict[str, Any]:
-        """The readable record of the run folder's `episodes/`, one JSON object."""
+        """The readable record of the run folder's `episodes/`, one JSON object; `extra` keys are added to it."""
         ledger = self.trajectory
         turns = []
         for turn in self.turns:
             entry: dict[str, Any] = {"role": turn.role, "text": turn.text, "num_tokens": turn.num_tokens}
             if turn.role == "assistant":
-                logprobs = ledger.logprobs[turn.start : turn.start + turn.num_tokens]
+                sampled = slice(turn.start, turn.start + turn.num_tokens)
+                logprobs = ledger.logprobs[sampled]
                 entry["logprob_mean"] = round(sum(logprobs) / max(1, len(logprobs)), 5)
                 entry["logprobs"] = [round(x, 4) for x in logprobs]
+                if self.token_texts:
+                    entry["tokens"] = self.token_texts(ledger.tokens[sampled])
             if turn.calls:
                 entry["calls"] = turn.calls
                 entry["cost_usd"] = sum(call.get("cost_usd", 0.0) for call in turn.calls)
@@ -86,6 +92,17 @@ class Episode:
         }
 
 
+def describe(episode: Episode, info: dict[str, Any]) -> None:
+    """Enters what the environment told at its reset: task, tools, preference, and whether it reports an outcome."""
+    episode.task_id = str(info.get("task_id", episode.seed))
+    if "outcome" in info:
+        episode.outcome = 0.0  # until the environment says otherwise: no answer is a wrong answer
+    if info.get("tools_json"):
+        episode.tool_names = tuple(t["function"]["name"] for t in json.loads(info["tools_json"]))
+    if info.get("preference_json"):
+        episode.preference = json.loads(info["preference_json"])["weights"]
+
+
 def charge(episode: Episode, info: dict[str, Any], reward: float) -> list[dict[str, Any]]:
     """Adds one environment step to the episode; returns the step's call records."""
     calls = json.loads(info["calls_json"]) if info.get("calls_json") else []
@@ -94,4 +111,7 @@ def charge(episode: Episode, info: dict[str, Any], reward: float) -> list[dict[s
     episode.latency_s += float(info.get("latency_s", 0.0))
     episode.tool_counts.update(call["tool"] for call in calls)
     episode.num_format_errors = int(info.get("episode_format_errors", 0))
+    if "outcome" in info:
+        episode.outcome = float(info["outcome"])
+    episode.infra_failure |= bool(info.get("drop", False))
     return calls

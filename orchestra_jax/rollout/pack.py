@@ -63,7 +63,8 @@ def pack(sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int) 
       A batch with as many rows as were needed (0 rows for no sequences).
 
     Raises:
-      ValueError: a sequence is longer than a row; cutting it would train on another trajectory than was sampled.
+      ValueError: a sequence is longer than a row (cutting it would train on another trajectory than was sampled), or
+        has no prompt, so that nothing predicts its first token.
     """
     rows: list[_Row] = []
     for sequence in sequences:
@@ -75,6 +76,8 @@ def pack(sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int) 
                 f"a trajectory of {length} tokens ({sampled} sampled) does not fit a row of {row_tokens} "
                 f"({row_targets} sampled): raise train.row_tokens or train.row_targets, or lower rollout.max_tokens"
             )
+        if sequence.trajectory.prompt_length == 0:
+            raise ValueError("a trajectory has no prompt: nothing predicts its first token")
         for row in rows[-OPEN_ROWS:]:
             if row.has_room(sequence.trajectory, row_tokens, row_targets):
                 break

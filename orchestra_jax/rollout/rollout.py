@@ -6,7 +6,6 @@ observations to the rows that go on. A row whose episode has ended waits without
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from orchestra_jax.models.decoder import Params
-from orchestra_jax.rollout.episode import Episode, Turn, charge
-from orchestra_jax.rollout.ledger import Trajectory
+from orchestra_jax.rollout.episode import Episode, Turn, charge, describe
 from orchestra_jax.sampler.sampler import Sampler
 from orchestra_jax.text.chat import ChatFormat
 from orchestra_jax.text.prompt import system_prompt
@@ -111,13 +109,16 @@ class Rollout:
     def _run_batch(self, params: Params, jobs: list[Job], version: int, num_groups: int) -> list[Episode]:
         rows = self.sampler.rows
         episodes = self._map(self._reset, range(len(jobs)), jobs)
+        live = [not episode.end_reason for episode in episodes]
+        if not any(live):
+            return episodes
         filler = rows - len(jobs)
-        prompts = [e.trajectory.tokens for e in episodes] + [episodes[0].trajectory.tokens] * filler
-        state = self.sampler.start(params, prompts, num_groups)
+        any_prompt = episodes[live.index(True)].trajectory.tokens
+        prompts = [e.trajectory.tokens if alive else any_prompt for e, alive in zip(episodes, live)]
+        state = self.sampler.start(params, prompts + [any_prompt] * filler, num_groups)
         temperatures = np.array([job.temperature for job in jobs] + [1.0] * filler, np.float32)
         trajectories = np.array([job.trajectory for job in jobs] + [0] * filler)
 
-        live = [not episode.end_reason for episode in episodes]
         while any(live):
             limits = np.array([self.limits.max_turn_tokens if alive else 0 for alive in live] + [0] * filler)
             turn, state = self.sampler.generate(params, state, limits, temperatures, trajectories)
@@ -139,23 +140,28 @@ class Rollout:
         return list(self._threads.map(function, *columns) if self._threads else map(function, *columns))
 
     def _reset(self, row: int, job: Job) -> Episode:
-        observation, info = self.envs[row].reset(seed=job.seed, options={"replica": job.replica})
+        """A new episode with its prompt; one that has ended already if there is none, or no room to answer it."""
+        episode = Episode(job.seed, job.replica, token_texts=self.chat.tokenizer.token_texts)
+        try:
+            observation, info = self.envs[row].reset(seed=job.seed, options={"replica": job.replica})
+        except Exception:
+            log.exception("the environment raised in reset (task seed %d)", job.seed)
+            episode.end_reason, episode.infra_failure = "env_error", True
+            return episode
+        describe(episode, info)
         ids = task_prompt_ids(self.chat, self.tool_style, str(observation), info)
+        episode.prompt = self.chat.tokenizer.decode(ids)
+        episode.trajectory.append_context(ids)
         room = self.sampler.capacity - self.limits.max_turn_tokens
         if len(ids) > room:
-            raise ValueError(
-                f"the prompt of task seed {job.seed} has {len(ids)} tokens; rollout.max_tokens "
-                f"{self.sampler.capacity} less rollout.max_turn_tokens {self.limits.max_turn_tokens} leaves {room}"
+            log.warning(
+                "no room for the task of seed %d: its prompt has %d tokens, rollout.max_tokens less "
+                "rollout.max_turn_tokens is %d",
+                job.seed,
+                len(ids),
+                room,
             )
-        episode = Episode(job.seed, job.replica, self.chat.tokenizer.decode(ids), Trajectory())
-        episode.trajectory.append_context(ids)
-        episode.task_id = str(info.get("task_id", job.seed))
-        if "outcome" in info:
-            episode.outcome = 0.0  # until the environment says otherwise: no answer is a wrong answer
-        if info.get("tools_json"):
-            episode.tool_names = tuple(t["function"]["name"] for t in json.loads(info["tools_json"]))
-        if info.get("preference_json"):
-            episode.preference = json.loads(info["preference_json"])["weights"]
+            episode.end_reason = "context"
         return episode
 
     def _record_turn(
@@ -163,7 +169,11 @@ class Rollout:
     ) -> None:
         start = len(episode.trajectory.tokens)
         episode.trajectory.append_sampled(tokens, logprobs, version)
-        episode.turns.append(Turn("assistant", self.chat.turn_text(tokens), len(tokens), start))
+        text = self.chat.turn_text(tokens)
+        if self.chat.reasoning_open:
+            # The tag is in the prompt. Without it, reasoning that was never closed would read as an answer.
+            text = "<think>" + text
+        episode.turns.append(Turn("assistant", text, len(tokens), start))
         if not stopped:
             # Cut by a limit: never parsed, repaired or executed. The tokens stay in the ledger.
             full = len(episode.trajectory.tokens) >= self.sampler.capacity
@@ -173,19 +183,15 @@ class Rollout:
         """Steps one environment; returns the observation's tokens, empty if the episode has ended."""
         try:
             observation, reward, terminated, truncated, info = self.envs[row].step(episode.turns[-1].text)
+            calls = charge(episode, info, reward)
         except Exception:
             # A fault of the environment must not take the batch with it; it is counted, and the traceback kept.
             log.exception("the environment raised in step (task seed %d)", episode.seed)
             episode.end_reason, episode.infra_failure = "env_error", True
             return []
-        calls = charge(episode, info, reward)
-        if "outcome" in info:
-            episode.outcome = float(info["outcome"])
-        if info.get("drop"):
-            episode.infra_failure = True
         if terminated or truncated:
             episode.end_reason = str(info.get("end_reason") or ("terminated" if terminated else "truncated"))
-            if calls:
+            if calls:  # shown with what they cost, though the policy never reads the result
                 episode.turns.append(Turn("tool", str(observation), 0, len(episode.trajectory.tokens), calls))
             return []
         return self._observe(episode, str(observation), calls, role="tool" if "calls_json" in info else "user")
@@ -196,6 +202,7 @@ class Rollout:
         if start + len(ids) + self.limits.max_turn_tokens > self.sampler.capacity:
             # No room to read this and answer. The earlier turns are kept as they are; nothing is cut from the left.
             episode.end_reason = "context"
+            episode.turns.append(Turn(role, text, 0, start, calls))
             return []
         episode.trajectory.append_context(ids)
         episode.turns.append(Turn(role, text, len(ids), start, calls))

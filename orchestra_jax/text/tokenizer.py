@@ -5,6 +5,7 @@ produce, since a tool that returns "<|im_end|>" would otherwise end the user's t
 ``encode_text`` knows no added tokens at all, and ``encode_markup`` is for strings that we wrote ourselves.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Collection, Sequence
@@ -129,6 +130,14 @@ class Tokenizer:
             ids = np.asarray(ids).tolist()
         known = self._id_bytes
         return b"".join([known[i] if i in known else self.token_bytes(i) for i in ids]).decode("utf-8", "replace")
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """The text that each token adds; joined they are ``decode(ids)``.
+
+        A character that is spread over several tokens comes with the last of them.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return [decoder.decode(self.token_bytes(i), final=n == len(ids)) for n, i in enumerate(ids, start=1)]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for. Raises ValueError for an unknown id."""

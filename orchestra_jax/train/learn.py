@@ -57,13 +57,15 @@ def score_group(config: RunConfig, group: Sequence[Episode]) -> np.ndarray:
       ConfigError: the paper's reward needs an outcome and the environment reports none.
     """
     if config.reward.form == "return":
-        return np.array([np.nan if e.infra_failure else e.episode_return for e in group])
+        returns = np.array([np.nan if e.infra_failure else e.episode_return for e in group])
+        return np.where(np.isfinite(returns), returns, np.nan)
     if any(e.outcome is None and not e.infra_failure for e in group):
         raise ConfigError(
             f"environment {config.env.id} reports no info['outcome'], which reward.form={config.reward.form} needs: "
             "set reward.form=return to train on the environment's own rewards"
         )
-    preference = group[0].preference or {"outcome": 1.0, "cost": 1.0, "latency": 1.0}
+    stated = next((e.preference for e in group if e.preference), None)  # an episode that never began has none
+    preference = stated or {"outcome": 1.0, "cost": 1.0, "latency": 1.0}
     return group_rewards(
         [np.nan if e.outcome is None or e.infra_failure else e.outcome for e in group],
         [e.cost_usd for e in group],
@@ -107,7 +109,7 @@ def max_rows(config: RunConfig) -> int:
 def episode_metrics(episodes: Sequence[Episode], lesson: Lesson) -> dict[str, float]:
     """Means over a step's episodes, under the names of DESIGN section 4."""
     scored = lesson.rewards[np.isfinite(lesson.rewards)]
-    outcomes = [e.outcome for e in episodes if e.outcome is not None and not e.infra_failure]
+    outcomes = [e.outcome for e in episodes if e.outcome is not None and not (e.infra_failure or np.isnan(e.outcome))]
     metrics = {
         "reward/mean": float(scored.mean()) if scored.size else 0.0,
         "reward/std": float(scored.std()) if scored.size else 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +36,14 @@ class MetricsWriter:
         self._tensorboard.close()
 
     def write(self, row: dict[str, Any]) -> None:
-        """One step. Numbers other than `step` go to TensorBoard under their names."""
+        """One step. Numbers other than `step` go to TensorBoard under their names.
+
+        A number that is not finite (the gradient norm of a skipped update, say) is null: JSON has no NaN.
+        """
+        row = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in row.items()
+        }
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._file.flush()
         for name, value in row.items():
