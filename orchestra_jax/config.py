@@ -149,10 +149,12 @@ class SftConfig(Section):
     router: str = "habit"
     """Scripted policy whose traces are cloned: habit, oracle, random, cheapest, always:TOOL, or demonstration (what the
     environment's own `demonstrate` shows)."""
-    num_traces: int = Field(2048, ge=1)
-    num_tails: int = Field(0, ge=0)
-    """Further traces of which the end alone is learned, before the whole ones: the last result and the answer, without
-    the prompt. A policy with fresh weights learns from them to copy results, many times sooner than from long traces."""
+    num_tasks: int = Field(2048, ge=1)
+    traces_per_task: int = Field(1, ge=1)
+    """Traces of one task differ in the router's choices and the tools' luck; packed rows hold their prompt once."""
+    copy_drills: int = Field(0, ge=0)
+    """Short made-up exercises, a result and the answer that repeats it: half of them before the traces, half among them.
+    A policy with fresh weights learns from them to copy any number, many times sooner than from long traces."""
     epochs: int = Field(1, ge=1)
     """Over the whole traces."""
     rows_per_update: int = Field(8, ge=1)

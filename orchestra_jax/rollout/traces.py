@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import gymnasium as gym
+import numpy as np
 from orchestra_envs.baselines import Episode, make_policy, run_episode
 
 from orchestra_jax.rollout.ledger import UNSAMPLED, Trajectory
@@ -12,10 +13,10 @@ from orchestra_jax.rollout.rollout import task_prompt_ids
 from orchestra_jax.text.chat import ChatFormat
 
 
-def scripted_episodes(env: gym.Env, policy: str, seeds: Iterable[int]) -> list[Episode]:
-    """One episode of the named scripted policy per seed."""
+def scripted_episodes(env: gym.Env, policy: str, seeds: Iterable[int], replicas: int = 1) -> list[Episode]:
+    """Episodes of the named scripted policy: `replicas` of each task, one after the other."""
     scripted = make_policy(policy)
-    return [run_episode(env, scripted, seed) for seed in seeds]
+    return [run_episode(env, scripted, seed, replica) for seed in seeds for replica in range(replicas)]
 
 
 def trace_to_trajectory(chat: ChatFormat, tool_style: str, episode: Episode) -> Trajectory:
@@ -28,9 +29,15 @@ def trace_to_trajectory(chat: ChatFormat, tool_style: str, episode: Episode) -> 
     return _ledger(chat, prompt, messages)
 
 
-def trace_tail(chat: ChatFormat, episode: Episode) -> Trajectory:
-    """The end of a scripted episode alone: its last observation as the context, and the turn that follows."""
-    return _ledger(chat, [], episode.messages[-2:])
+DRILL_RESULTS = ("Answer: {}", "{}", "The value is {}.")
+
+
+def copy_drill(chat: ChatFormat, rng: np.random.Generator) -> Trajectory:
+    """A made-up exercise: a tool's result with a random number of up to three digits, and the answer that repeats it."""
+    value = int(rng.integers(1000))
+    result = DRILL_RESULTS[int(rng.integers(len(DRILL_RESULTS)))].format(value)
+    turns = [{"role": "tool", "content": result}, {"role": "assistant", "content": f"Answer: {value}"}]
+    return _ledger(chat, [], turns)
 
 
 def _ledger(chat: ChatFormat, prompt: list[int], messages: Iterable[dict[str, str]]) -> Trajectory:
