@@ -50,7 +50,7 @@ def claims(policies: dict[str, Any]) -> dict[str, bool]:
 
 def run_seed(seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
     """One quickstart; returns its row."""
-    command = [sys.executable, "-m", "orchestra_jax.cli.main", "train", "configs/quickstart.yaml", "--overwrite"]
+    command = [sys.executable, "-m", "orchestra_jax.cli.main", "train", "--overwrite", "configs/quickstart.yaml"]
     started = time.perf_counter()
     done = subprocess.run(
         [*command, f"seed={seed}", f"output_dir={folder}", *overrides], stderr=subprocess.PIPE, text=True, check=False
