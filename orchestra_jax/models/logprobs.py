@@ -65,9 +65,9 @@ def logprobs_of(
       (logprobs, entropies), both [...] float32.
     """
     scaled = logits_ / jnp.asarray(temperature, jnp.float32)[..., None]
-    normalizer = jax.nn.logsumexp(scaled, axis=-1)
-    logprobs = jnp.take_along_axis(scaled, targets[..., None], axis=-1)[..., 0] - normalizer
-    probabilities = jnp.exp(scaled - normalizer[..., None])
+    all_logprobs = scaled - jax.nn.logsumexp(scaled, axis=-1, keepdims=True)
+    logprobs = jnp.take_along_axis(all_logprobs, targets[..., None], axis=-1)[..., 0]
+    probabilities = jnp.exp(all_logprobs)
     # 0 * -inf would be NaN for the ids that are never sampled.
-    entropies = normalizer - jnp.sum(probabilities * jnp.where(probabilities > 0, scaled, 0.0), axis=-1)
+    entropies = -jnp.sum(probabilities * jnp.where(probabilities > 0, all_logprobs, 0.0), axis=-1)
     return logprobs, entropies
