@@ -35,8 +35,15 @@ def generate(sampler, params, state, limit=8, temperature=1.0, trajectories=None
     return sampler.generate(params, state, np.full(rows, limit), np.full(rows, temperature), np.asarray(trajectories))
 
 
+@jax.jit
+def padded_logits(params, tokens):
+    return forward(CONFIG, params, tokens)
+
+
 def full_logits(params, ids):
-    return np.asarray(forward(CONFIG, params, jnp.asarray([ids])))[0]
+    tokens = np.zeros((1, 64), np.int32)  # one shape; what stands after a token cannot change its logits
+    tokens[0, : len(ids)] = ids
+    return np.asarray(padded_logits(params, tokens))[0, : len(ids)]
 
 
 def test_greedy_equals_repeated_full_forward(params):
