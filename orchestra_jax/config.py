@@ -153,7 +153,7 @@ class SftConfig(Section):
     traces_per_task: int = Field(1, ge=1)
     """Traces of one task differ in the router's choices and the tools' luck; packed rows hold their prompt once."""
     copy_drills: int = Field(0, ge=0)
-    """Short made-up exercises, a result and the answer that repeats it: half of them before the traces, half among them.
+    """Short made-up exercises, a result and the answer that repeats it: half before the traces, half among them.
     A policy with fresh weights learns from them to copy any number, many times sooner than from long traces."""
     epochs: int = Field(1, ge=1)
     """Over the whole traces."""

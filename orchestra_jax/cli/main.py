@@ -1,38 +1,48 @@
-"""The `orchestra` command. Exit codes: 0 done, 2 the user's mistake (one line on standard error), 1 a fault of
-ours, 130 interrupted (after a checkpoint)."""
+"""The `orchestra` command.
+
+Exit codes: 0 done, 2 the user's mistake (one line on standard error; an environment that fails `orchestra envs ID`
+too), 1 a fault of ours, 130 interrupted (while training: after a checkpoint).
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 # Only light imports here: `orchestra --help` and a mistyped path should not wait for JAX.
 from orchestra_jax.config import ConfigError, load_config
 
+log = logging.getLogger(__name__)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     parser = build_parser()
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    # argparse gives up on positionals that follow a flag: `train CONFIG --overwrite train.steps=10` must work too.
+    if rest and hasattr(options, "overrides") and not any(word.startswith("-") for word in rest):
+        options.overrides.extend(rest)
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(levelname)s %(message)s")
+    # Like Ctrl-C; training has its own handlers, which write a checkpoint first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         options.run(options)
     except ConfigError as error:
-        print(f"orchestra: {error}", file=sys.stderr)
+        log.info("where it was found:", exc_info=True)
+        print("orchestra:", " ".join(str(error).split()), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        print(f"orchestra: {interrupt or 'interrupted'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Whoever read our output (`| head`) has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Exception as error:
-        if type(error).__name__ == "Interrupted":
-            print("orchestra: interrupted; a checkpoint is written, the same command goes on", file=sys.stderr)
-            return 130
-        raise
     return 0
 
 
@@ -69,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a folder with a policy (NAME=FOLDER to name it), or random, cheapest, oracle, always:TOOL; repeatable; "
         "default: the config's model and its baselines",
     )
-    sub.add_argument("--json", metavar="FILE", help="write the summary there")
+    sub.add_argument("--json", metavar="FILE", help="write the summary there, shaped like summary.json")
 
     sub = command("convert", _convert, "GGUF file or Hugging Face folder to a Hugging Face folder")
     sub.add_argument("source")

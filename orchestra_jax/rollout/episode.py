@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 from orchestra_jax.rollout.ledger import Trajectory
 
@@ -103,7 +103,7 @@ def describe(episode: Episode, info: dict[str, Any]) -> None:
         episode.preference = json.loads(info["preference_json"])["weights"]
 
 
-def charge(episode: Episode, info: dict[str, Any], reward: float) -> list[dict[str, Any]]:
+def charge(episode: Episode, info: dict[str, Any], reward: SupportsFloat) -> list[dict[str, Any]]:
     """Adds one environment step to the episode; returns the step's call records."""
     calls = json.loads(info["calls_json"]) if info.get("calls_json") else []
     episode.episode_return += float(reward)

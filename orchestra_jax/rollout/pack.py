@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,22 +30,26 @@ class TrainSequence:
     """Of each of its sampled tokens in the loss; denominators are in it already (`rl.token_weights`)."""
 
 
+Array = Any
+"""A NumPy array on the host, a JAX array inside the train step."""
+
+
 class PackedBatch(NamedTuple):
     """Rows for the train step: [num_rows, row_tokens] and [num_rows, row_targets] arrays."""
 
-    tokens: np.ndarray
-    positions: np.ndarray
-    segments: np.ndarray
+    tokens: Array
+    positions: Array
+    segments: Array
     """int32, 0 is padding; every trajectory continuation, and every shared prompt, has its own."""
-    prefixes: np.ndarray
-    sources: np.ndarray
+    prefixes: Array
+    sources: Array
     """int32, index in the row of the token whose hidden state predicts the target."""
-    targets: np.ndarray
-    target_segments: np.ndarray
+    targets: Array
+    target_segments: Array
     """int32, the segment that the target belongs to; 0 is padding."""
-    behavior_logprobs: np.ndarray
-    advantages: np.ndarray
-    weights: np.ndarray
+    behavior_logprobs: Array
+    advantages: Array
+    weights: Array
     """float32, 0 at padding."""
 
 

@@ -33,7 +33,7 @@ DRILL_RESULTS = ("Answer: {}", "{}", "The value is {}.")
 
 
 def copy_drill(chat: ChatFormat, rng: np.random.Generator) -> Trajectory:
-    """A made-up exercise: a tool's result with a random number of up to three digits, and the answer that repeats it."""
+    """A made-up exercise: a result with a random number of up to three digits, and the answer that repeats it."""
     value = int(rng.integers(1000))
     result = DRILL_RESULTS[int(rng.integers(len(DRILL_RESULTS)))].format(value)
     turns = [{"role": "tool", "content": result}, {"role": "assistant", "content": f"Answer: {value}"}]

@@ -6,114 +6,44 @@ that was killed and resumed from its last checkpoint gives the same numbers as o
 
 from __future__ import annotations
 
-import json
-import logging
-import shutil
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import jax
 import numpy as np
-from orchestra_envs import make
 from rich.console import Console
 
-from orchestra_jax.config import ConfigError, RunConfig, dump_config
-from orchestra_jax.eval.evaluate import (
-    REFERENCE_POLICY,
-    add_preference_scores,
-    eval_seeds,
-    evaluate_policy,
-    evaluate_scripted,
-    summary_entry,
-)
+from orchestra_jax.config import ConfigError, RunConfig
+from orchestra_jax.eval.evaluate import evaluate_policies, scripted_names
 from orchestra_jax.models.decoder import Params
 from orchestra_jax.report import write_report
 from orchestra_jax.report.console import make_progress, policies_table
 from orchestra_jax.rl import mismatch_metrics
 from orchestra_jax.rollout.episode import Episode
-from orchestra_jax.rollout.rollout import Job, Rollout, RolloutLimits
-from orchestra_jax.sampler.sampler import Sampler
-from orchestra_jax.train.checkpoint import CheckpointStore
+from orchestra_jax.rollout.policy import Policy, load_policy, save_policy
+from orchestra_jax.rollout.rollout import Job, Rollout
+from orchestra_jax.rollout.setup import build_rollout, check_fit, check_scripted, eval_kwargs, make_env
+from orchestra_jax.train.checkpoint import CheckpointError, CheckpointStore
+from orchestra_jax.train.folder import RunFolder, find_run, open_run
 from orchestra_jax.train.learn import Lesson, episode_metrics, max_rows, pack_lesson, teach
 from orchestra_jax.train.metrics import MetricsWriter
-from orchestra_jax.train.policy import Policy, load_policy, save_policy
 from orchestra_jax.train.sft import sft_batches
 from orchestra_jax.train.step import StepSettings, TrainState, init_train_state, make_optimizer, train_step
-
-log = logging.getLogger(__name__)
 
 SFT_CHECKPOINT_EVERY = 100
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """SIGTERM or SIGINT came; a checkpoint has been written."""
 
-
-@dataclass(frozen=True)
-class RunFolder:
-    """The files of a run."""
-
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def warm_start(self) -> Path:
-        """Hugging Face folder of the policy that RL starts from."""
-        return self.path / "warm_start"
-
-    @property
-    def model(self) -> Path:
-        """Hugging Face folder of the trained policy."""
-        return self.path / "model"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    def write_episodes(self, name: str, records: list[dict[str, Any]]) -> None:
-        """One JSON object a line; the file appears whole."""
-        file = self.path / "episodes" / f"{name}.jsonl"
-        file.parent.mkdir(exist_ok=True)
-        staging = file.with_suffix(".tmp")
-        with staging.open("w", encoding="utf-8") as out:
-            out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        staging.rename(file)
-
-
-def open_run(config: RunConfig, *, overwrite: bool) -> RunFolder:
-    """The run's folder, new or to be resumed.
-
-    Raises:
-      ConfigError: the folder holds another run, or cannot be written.
-    """
-    folder = RunFolder(Path(config.output_dir))
-    try:
-        if overwrite and folder.config.is_file():
-            shutil.rmtree(folder.path)
-        folder.path.mkdir(parents=True, exist_ok=True)
-        text = dump_config(config)
-        if folder.config.is_file():
-            if folder.config.read_text(encoding="utf-8") != text:
-                raise ConfigError(
-                    f"{folder.path} holds a run with another config: choose another output_dir, or --overwrite it"
-                )
-        elif any(folder.path.iterdir()):
-            raise ConfigError(f"output_dir {folder.path} is not empty and holds no run: choose another")
-        else:
-            folder.config.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"output_dir {folder.path}: {error.strerror or error}") from None
-    return folder
+    def __init__(self) -> None:
+        super().__init__("interrupted; a checkpoint is written, the same command goes on from it")
 
 
 @contextmanager
@@ -137,39 +67,6 @@ def stop_on_signal() -> Iterator[list[int]]:
 # ----------------------------------------------------------------------------------------------------------
 # the parts of a run
 # ----------------------------------------------------------------------------------------------------------
-
-
-def build_rollout(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any], rows: int) -> Rollout:
-    """Sampler and environments for `rows` episodes at once."""
-    sampler = Sampler(
-        policy.config,
-        rows=rows,
-        capacity=config.rollout.max_tokens,
-        max_new_tokens=config.rollout.max_turn_tokens,
-        stop_ids=policy.chat.stop_ids,
-        seed=config.seed,
-        dtype=policy.params["embed_tokens"].dtype,
-    )
-    return Rollout(
-        partial(make_env, config, env_kwargs),
-        sampler,
-        policy.chat,
-        tool_style=config.text.tools,
-        limits=RolloutLimits(config.rollout.max_turn_tokens, config.rollout.max_observation_tokens),
-        env_threads=config.rollout.env_threads,
-    )
-
-
-def make_env(config: RunConfig, kwargs: dict[str, Any]) -> gym.Env:
-    """One environment of the run.
-
-    Raises:
-      ConfigError: no such environment, or it refuses its arguments.
-    """
-    try:
-        return make(config.env.id, **kwargs)
-    except (ValueError, TypeError, ImportError, gym.error.Error) as error:
-        raise ConfigError(f"env.id {config.env.id}: {error}") from None
 
 
 def step_settings(config: RunConfig, policy: Policy) -> StepSettings:
@@ -208,10 +105,12 @@ def warm_start(
         final_fraction=sft.optimizer.final_fraction,
     )
     settings = StepSettings(model=policy.config, loss="reinforce", remat=config.model.remat)
-    store = CheckpointStore(folder.path / "checkpoints" / "sft", keep_latest=1)
-    state, done = restore(store, init_train_state(policy.params, optimizer), metrics, "sft")
     micro_batches = -(-sft.rows_per_update // config.train.micro_batch_rows)
-    with make_progress(console, description="warm start") as progress:
+    with (
+        CheckpointStore(folder.path / "checkpoints" / "sft", keep_latest=1) as store,
+        make_progress(console, description="warm start") as progress,
+    ):
+        state, done = restore(store, init_train_state(policy.params, optimizer), metrics, "sft")
         for batch in batches[done:]:
             started = time.perf_counter()
             state, values, _ = train_step(
@@ -237,7 +136,7 @@ def warm_start(
                 save(store, done, state, metrics, wait=bool(stop))
             if stop:
                 raise Interrupted
-    store.close()
+    metrics.flush()
     save_policy(folder.warm_start, policy, state.params)
     return state.params
 
@@ -249,9 +148,16 @@ def save(store: CheckpointStore, step: int, state: TrainState, metrics: MetricsW
 
 
 def restore(store: CheckpointStore, state: TrainState, metrics: MetricsWriter, phase: str) -> tuple[TrainState, int]:
-    """The newest complete checkpoint of a phase, or `state` as it is and step 0; metrics.jsonl is cut to match."""
+    """The newest complete checkpoint of a phase, or `state` as it is and step 0; metrics.jsonl is cut to match.
+
+    Raises:
+      ConfigError: the checkpoints are damaged.
+    """
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state._asdict())
-    found = store.restore_latest(abstract)
+    try:
+        found = store.restore_latest(abstract)
+    except CheckpointError as error:
+        raise ConfigError(f"{error}; --overwrite starts the run anew") from None
     if found is None:
         metrics.drop_phase(phase)
         return state, 0
@@ -314,7 +220,7 @@ def train_policy(
                 last = step == steps
                 if stop or last or step % config.train.checkpoint_every == 0:
                     save(store, step, state, metrics, wait=bool(stop) or last)
-                if stop and not last:
+                if stop:
                     raise Interrupted
     finally:
         rollout.close()
@@ -392,46 +298,16 @@ def train_records(episodes: list[Episode], lesson: Lesson, step: int, group_size
 
 
 def evaluate_run(
-    config: RunConfig, folder: RunFolder, policy: Policy, policies: dict[str, Params], console: Console
+    config: RunConfig, folder: RunFolder, policy: Policy, weights: dict[str, Params], console: Console
 ) -> dict[str, Any]:
-    """Evaluates `policies` and the baselines on the held-out tasks; writes summary.json and returns it."""
+    """Evaluates the policy with each of the `weights`, and the baselines; writes summary.json and returns it."""
     assert config.eval is not None
-    kwargs = config.env.kwargs | config.env.eval_kwargs
-    seeds = eval_seeds(config.eval)
-    rows = config.rollout.rows or config.trajectories_per_step
-    rollout = build_rollout(config, policy, kwargs, rows)
-    env = make_env(config, kwargs)
-    results: dict[str, list[dict[str, Any]]] = {}
-    scripted = dict.fromkeys(config.eval.baselines)
-    jobs = [(name, mode) for name in policies for mode in config.eval.modes]
-    with make_progress(console, description="evaluation") as progress:
-        total = len(jobs) + len(scripted)
-        for done, (name, mode) in enumerate(jobs, start=1):
-            label = name if mode == "sample" else f"{name}:greedy"
-            results[label] = evaluate_policy(
-                rollout, policies[name], seeds, greedy=mode == "greedy", temperature=config.rollout.temperature
-            )
-            progress(done, total)
-        for done, name in enumerate(scripted, start=len(jobs) + 1):
-            results[name] = evaluate_scripted(env, name, seeds)
-            progress(done, total)
-    if REFERENCE_POLICY in results:
-        for records in results.values():
-            add_preference_scores(records, results[REFERENCE_POLICY])
-    rollout.close()
-    env.close()
-    summary = {
-        "env_id": config.env.id,
-        "seed": config.seed,
-        "eval_seed": config.eval.seed,
-        "policies": {name: summary_entry(records) for name, records in results.items()},
-    }
-    for name, records in results.items():
-        folder.write_episodes(f"eval-{name.replace(':', '-')}", [{**r, "policy": name} for r in records])
-    staging = folder.summary.with_suffix(".tmp")
-    staging.write_text(json.dumps(summary, indent=1), encoding="utf-8")
-    staging.rename(folder.summary)
-    return summary
+    policies = {name: partial(replace, policy, params=params) for name, params in weights.items()}
+    evaluation = evaluate_policies(config, policies, config.eval.baselines, console)
+    for name, records in evaluation.records.items():
+        folder.write_episodes(f"eval-{name.replace(':', '-')}", [{**record, "policy": name} for record in records])
+    folder.write_summary(evaluation.summary)
+    return evaluation.summary
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -442,6 +318,8 @@ def evaluate_run(
 def train(config: RunConfig, *, overwrite: bool = False, console: Console | None = None) -> dict[str, Any] | None:
     """`orchestra train`: warm start if configured, GRPO, evaluation, report. Resumes what was begun.
 
+    A finished run is only reported again.
+
     Returns:
       The summary, or None where the config has no evaluation.
 
@@ -450,19 +328,49 @@ def train(config: RunConfig, *, overwrite: bool = False, console: Console | None
       Interrupted: a signal came; a checkpoint was written.
     """
     console = console or Console(stderr=True)
-    folder = open_run(config, overwrite=overwrite)
-    policy = load_policy(config.model, config.text, config.seed)
-    with stop_on_signal() as stop, MetricsWriter(folder.path) as metrics:
-        start = starting_params(config, folder, policy, metrics, console, stop)
-        trained = train_policy(config, folder, policy, start, metrics, console, stop)
-    summary = None
-    if config.eval is not None:
-        policies = {"warm_start" if config.sft else "start": start, "trained": trained}
-        summary = evaluate_run(config, folder, policy, policies, console)
+    folder = find_run(config, overwrite=overwrite)
+    if not overwrite and folder.model.is_dir() and (config.eval is None or folder.summary.is_file()):
+        console.print(f"{folder.path} holds this run, finished; --overwrite starts it anew", highlight=False)
+        summary = folder.read_summary()
+    else:
+        summary = _train(config, folder, console, overwrite=overwrite)
+    if summary is not None:
         console.print(policies_table(summary))
     report = write_report(folder.path)
     console.print(f"policy: {folder.model}\nreport: {report}", soft_wrap=True, highlight=False)
     return summary
+
+
+def _train(config: RunConfig, folder: RunFolder, console: Console, *, overwrite: bool) -> dict[str, Any] | None:
+    policy = load_policy(config.model, config.text, config.seed)
+    check_run(config, policy)
+    open_run(folder, config, overwrite=overwrite)
+    with stop_on_signal() as stop, MetricsWriter(folder.path) as metrics:
+        start = starting_params(config, folder, policy, metrics, console, stop)
+        if folder.model.is_dir():
+            trained = load_weights(config, folder.model)
+        else:
+            trained = train_policy(config, folder, policy, start, metrics, console, stop)
+        if stop:
+            raise Interrupted
+    if config.eval is None:
+        return None
+    weights = {"warm_start" if config.sft else "start": start, "trained": trained}
+    return evaluate_run(config, folder, policy, weights, console)
+
+
+def check_run(config: RunConfig, policy: Policy) -> None:
+    """Finds what would stop the run later, before anything is trained or written.
+
+    Raises:
+      ConfigError: environment, prompts, router or baselines do not fit.
+    """
+    check_fit(config, policy, config.env.kwargs)
+    if config.sft is not None:
+        check_scripted(config, "sft.router", [config.sft.router], config.env.kwargs)
+    if config.eval is not None:
+        check_fit(config, policy, eval_kwargs(config))
+        scripted_names(config, config.eval.baselines)
 
 
 def starting_params(
@@ -472,9 +380,14 @@ def starting_params(
     if config.sft is None:
         return policy.params
     if folder.warm_start.is_dir():
-        model = config.model.model_copy(update={"path": str(folder.warm_start), "preset": None, "overrides": {}})
-        return load_policy(model, config.text, config.seed).params
+        return load_weights(config, folder.warm_start)
     return warm_start(config, folder, policy, metrics, console, stop)
+
+
+def load_weights(config: RunConfig, saved: Path) -> Params:
+    """The weights that the run has saved in one of its folders."""
+    model = config.model.model_copy(update={"path": str(saved), "preset": None, "overrides": {}})
+    return load_policy(model, config.text, config.seed).params
 
 
 def sft(config: RunConfig, *, overwrite: bool = False, console: Console | None = None) -> Path:
@@ -482,12 +395,16 @@ def sft(config: RunConfig, *, overwrite: bool = False, console: Console | None =
 
     Raises:
       ConfigError: the config has no `sft` section, or another mistake of the user's.
+      Interrupted: a signal came; a checkpoint was written.
     """
     if config.sft is None:
         raise ConfigError("the config has no sft section: add one, for example `sft: {router: habit}`")
     console = console or Console(stderr=True)
-    folder = open_run(config, overwrite=overwrite)
-    policy = load_policy(config.model, config.text, config.seed)
-    with stop_on_signal() as stop, MetricsWriter(folder.path) as metrics:
-        starting_params(config, folder, policy, metrics, console, stop)
+    folder = find_run(config, overwrite=overwrite)
+    if overwrite or not folder.warm_start.is_dir():
+        policy = load_policy(config.model, config.text, config.seed)
+        check_run(config, policy)
+        open_run(folder, config, overwrite=overwrite)
+        with stop_on_signal() as stop, MetricsWriter(folder.path) as metrics:
+            warm_start(config, folder, policy, metrics, console, stop)
     return folder.warm_start

@@ -85,7 +85,7 @@ def test_row_does_not_depend_on_its_neighbours(params):
     batch = prompts(6, seed=3)
     sampler = make(6)
     together, _ = generate(sampler, params, sampler.start(params, batch))
-    neighbours = [batch[0]] + prompts(5, seed=9)
+    neighbours = [batch[0], *prompts(5, seed=9)]
     changed, _ = generate(sampler, params, sampler.start(params, neighbours), trajectories=[0, 11, 12, 13, 14, 15])
     np.testing.assert_array_equal(together.tokens[0], changed.tokens[0])
     np.testing.assert_array_equal(together.logprobs[0], changed.logprobs[0])
@@ -115,7 +115,9 @@ def test_limits_temperatures_and_stops_are_per_row(params):
     greedy = out.tokens[2, 0]
     stopper = Sampler(CONFIG, rows=4, capacity=64, max_new_tokens=6, stop_ids=[int(greedy)], seed=0)
     out, _ = stopper.generate(params, stopper.start(params, batch), limits, temperatures, np.arange(4))
-    assert out.stopped[2] and out.counts[2] == 1 and out.tokens[2, 0] == greedy
+    assert out.stopped[2]
+    assert out.counts[2] == 1
+    assert out.tokens[2, 0] == greedy
 
 
 def test_capacity_ends_a_turn(params):

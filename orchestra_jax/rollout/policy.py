@@ -57,7 +57,7 @@ def load_policy(model: ModelSection, text: TextConfig, seed: int) -> Policy:
 
 
 def save_policy(folder: Path, policy: Policy, params: Params) -> None:
-    """Writes `params` as a Hugging Face folder with the tokenizer's files beside the weights; the folder appears whole."""
+    """Writes `params` as a Hugging Face folder, the tokenizer's files beside the weights; the folder appears whole."""
     staging = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(staging, ignore_errors=True)
     save_hf(staging, policy.config, jax.device_get(params), files=companion_files(policy.chat.tokenizer.source))

@@ -1,0 +1,46 @@
+"""`orchestra envs`: the environments there are, and whether one keeps the rules."""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium as gym
+from orchestra_envs import EnvironmentNotFoundError, check, list_envs, load_plugins
+
+from orchestra_jax.config import ConfigError
+
+
+def list_environments() -> None:
+    """Prints each environment and the code behind it; plug-ins that cannot be loaded go to standard error."""
+    names = list_envs()
+    width = max(map(len, names), default=0)
+    for name in names:
+        print(f"{name:{width}}  {_origin(name)}")
+    for plugin, reason in load_plugins().items():
+        print(f"plug-in {plugin} could not be loaded: {reason}", file=sys.stderr)
+
+
+def check_environment(env_id: str) -> None:
+    """Checks an environment against Gymnasium's rules and ours (`orchestra_envs.check`); prints what is wrong.
+
+    Raises:
+      ConfigError: there is no such environment, it cannot be made, or it fails the check.
+    """
+    try:
+        problems = check(env_id)
+    except EnvironmentNotFoundError as error:
+        raise ConfigError(str(error)) from error
+    except Exception as error:  # whatever the environment's own code raises
+        raise ConfigError(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
+    for problem in problems:
+        print(f"- {problem}")
+    if problems:
+        raise ConfigError(f"{env_id} fails the check ({len(problems)} problem{'s' * (len(problems) > 1)})")
+    print(f"{env_id} passes the check")
+
+
+def _origin(env_id: str) -> str:
+    entry_point = gym.spec(env_id).entry_point
+    if entry_point is None or isinstance(entry_point, str):
+        return entry_point or ""
+    return f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', entry_point)}"

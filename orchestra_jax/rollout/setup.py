@@ -1,0 +1,116 @@
+"""From a config to environments and a rollout, and the checks that find a config's mistakes before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from orchestra_envs import make
+from orchestra_envs.baselines import make_policy
+
+from orchestra_jax.config import ConfigError, RunConfig
+from orchestra_jax.rollout.policy import Policy
+from orchestra_jax.rollout.rollout import Rollout, RolloutLimits, task_prompt_ids
+from orchestra_jax.sampler.sampler import Sampler
+
+CHECKED_TASKS = 16
+"""Tasks whose prompts are measured before a run begins."""
+
+
+def make_env(config: RunConfig, kwargs: dict[str, Any]) -> gym.Env:
+    """One environment of the run.
+
+    Raises:
+      ConfigError: no such environment, or it refuses its arguments.
+    """
+    try:
+        return make(config.env.id, **kwargs)
+    except (ValueError, TypeError, ImportError, gym.error.Error) as error:
+        raise ConfigError(f"env.id {config.env.id}: {error}") from None
+
+
+def eval_kwargs(config: RunConfig) -> dict[str, Any]:
+    """The arguments of the environment when evaluating."""
+    return config.env.kwargs | config.env.eval_kwargs
+
+
+def build_rollout(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any], rows: int) -> Rollout:
+    """Sampler and environments for `rows` episodes at once."""
+    sampler = Sampler(
+        policy.config,
+        rows=rows,
+        capacity=config.rollout.max_tokens,
+        max_new_tokens=config.rollout.max_turn_tokens,
+        stop_ids=policy.chat.stop_ids,
+        seed=config.seed,
+        dtype=policy.params["embed_tokens"].dtype,
+    )
+    return Rollout(
+        partial(make_env, config, env_kwargs),
+        sampler,
+        policy.chat,
+        tool_style=config.text.tools,
+        limits=RolloutLimits(config.rollout.max_turn_tokens, config.rollout.max_observation_tokens),
+        env_threads=config.rollout.env_threads,
+    )
+
+
+def check_fit(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any]) -> None:
+    """Checks that the policy can act in the environment: it takes text, and prompts leave room. No tool is called.
+
+    Raises:
+      ConfigError: it cannot; names the keys to change.
+    """
+    limits, model = config.rollout, policy.config
+    if limits.max_tokens > model.max_position_embeddings:
+        raise ConfigError(
+            f"rollout.max_tokens ({limits.max_tokens}) is more than the model's max_position_embeddings "
+            f"({model.max_position_embeddings})"
+        )
+    env = make_env(config, env_kwargs)
+    try:
+        if not isinstance(env.action_space, gym.spaces.Text) and not env.action_space.contains("text"):
+            raise ConfigError(f"env.id {config.env.id}: takes actions of {env.action_space}; a policy here writes text")
+        for seed in range(CHECKED_TASKS):
+            observation, info = env.reset(seed=seed)
+            length = len(task_prompt_ids(policy.chat, config.text.tools, str(observation), info))
+            if length > limits.max_tokens - limits.max_turn_tokens:
+                raise ConfigError(
+                    f"a task's prompt has {length} tokens; rollout.max_tokens ({limits.max_tokens}) less "
+                    f"rollout.max_turn_tokens ({limits.max_turn_tokens}) leaves too few: raise rollout.max_tokens, or "
+                    "shorten prompts (text.tools: compact)"
+                )
+    finally:
+        env.close()
+
+
+def offers_tools(config: RunConfig, env_kwargs: dict[str, Any]) -> bool:
+    """Whether the environment tells its tools at reset, as a `ToolEnv` does; scripted policies need that."""
+    env = make_env(config, env_kwargs)
+    info = env.reset(seed=0)[1]
+    env.close()
+    return bool(info.get("tools_json"))
+
+
+def check_scripted(config: RunConfig, key: str, names: Iterable[str], env_kwargs: dict[str, Any]) -> None:
+    """Checks that scripted policies exist and can choose among the environment's tools. No tool is called.
+
+    Raises:
+      ConfigError: one does not or cannot; the message starts with `key`.
+    """
+    env = make_env(config, env_kwargs)
+    try:
+        for name in names:
+            policy = make_policy(name)
+            for seed in range(CHECKED_TASKS):
+                observation, info = env.reset(seed=seed)
+                if not info.get("tools_json"):
+                    raise ValueError("it tells no tools (info['tools_json']), which scripted policies choose from")
+                policy.reset(env, observation, info, np.random.default_rng(seed))
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{key}: {name} cannot act in {config.env.id}: {error}") from None
+    finally:
+        env.close()
