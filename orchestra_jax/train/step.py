@@ -176,7 +176,7 @@ def _train_step(
     # The trip count is data: a batch with fewer micro-batches costs less and compiles nothing new.
     grads, metrics, logprobs = jax.lax.fori_loop(0, num_micro_batches, add, zeros)
 
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.num_updates + 1)

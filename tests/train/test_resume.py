@@ -1,4 +1,4 @@
-"""A run killed at any moment and resumed equals one that was not: same metrics but for times, same bits of parameters."""
+"""A run killed at any moment and resumed equals one that was not: same metrics but for times, same parameters."""
 
 from __future__ import annotations
 
