@@ -134,7 +134,7 @@ def evaluate_scripted(env: gym.Env, name: str, seeds: Sequence[int]) -> Records:
         records.append(
             {
                 "phase": "eval",
-                "task_id": episode.task_id,
+                "task_id": episode.task_id or str(episode.seed),
                 "seed": episode.seed,
                 "member": episode.replica,
                 "prompt": episode.messages[0]["content"],

@@ -94,7 +94,7 @@ class Episode:
 
 def describe(episode: Episode, info: dict[str, Any]) -> None:
     """Enters what the environment told at its reset: task, tools, preference, and whether it reports an outcome."""
-    episode.task_id = str(info.get("task_id", episode.seed))
+    episode.task_id = str(info.get("task_id") or episode.seed)
     if "outcome" in info:
         episode.outcome = 0.0  # until the environment says otherwise: no answer is a wrong answer
     if info.get("tools_json"):

@@ -33,7 +33,7 @@ def test_calculator_solves_all_arithmetic_questions():
             assert TOOLS["calculator"].function(context=context(task)) == str(task.answer)
 
 
-@pytest.mark.parametrize("task_type", set(TASK_TYPES) - {"arithmetic"})
+@pytest.mark.parametrize("task_type", sorted(set(TASK_TYPES) - {"arithmetic"}))
 def test_calculator_finds_no_expression_in_other_questions(task_type):
     for index in range(300):
         with pytest.raises(ValueError, match="no arithmetic expression"):

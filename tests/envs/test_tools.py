@@ -266,7 +266,6 @@ RECURSIVE.append(RECURSIVE)
         ToolResult("x", input_tokens=-3),
         ToolResult("x", input_tokens=10**400),
     ],
-    ids=lambda value: repr(value)[:60],
 )
 def test_what_a_tool_may_not_return(value):
     record = run_one(lambda: value, price=Price(per_call_usd=0.5))
