@@ -76,6 +76,11 @@ def check_fit(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any]) -> 
             raise ConfigError(f"env.id {config.env.id}: takes actions of {env.action_space}; a policy here writes text")
         for seed in range(CHECKED_TASKS):
             observation, info = env.reset(seed=seed)
+            if config.eval is not None and "outcome" not in info:
+                raise ConfigError(
+                    f"env.id {config.env.id}: reset reports no info['outcome'], so there is no accuracy to evaluate: "
+                    "set eval=null (and reward.form=return)"
+                )
             length = len(task_prompt_ids(policy.chat, config.text.tools, str(observation), info))
             if length > limits.max_tokens - limits.max_turn_tokens:
                 raise ConfigError(
