@@ -8,6 +8,7 @@ clip bounds, weight decay and gradient clip, which it does not state, are those 
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,14 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 class EnvConfig(Section):
@@ -40,6 +48,7 @@ class ModelSection(Section):
     path: str | None = None
     """Folder with config.json, safetensors and tokenizer files. Excludes `preset`."""
     preset: str | None = None
+    """Name in `orchestra_jax.models.config.PRESETS`, such as market-tiny or qwen3-0.6b. Excludes `path`."""
     overrides: dict[str, Any] = {}
     """Fields of the preset to replace, for example {num_layers: 2}."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -69,15 +78,19 @@ class RolloutConfig(Section):
     """How much is sampled per step, and what bounds an episode."""
 
     tasks_per_step: int = Field(16, ge=1)
+    """Tasks drawn anew for every step."""
     group_size: int = Field(8, ge=2)
     """Trajectories per task."""
     rows: int | None = Field(None, ge=1)
     """Episodes sampled at once; default: all of a step."""
     temperature: float = Field(1.0, gt=0)
+    """Of sampling, in training and in the `sample` mode of evaluations."""
     max_tokens: int = Field(32_000, ge=16)
     """Of a trajectory: prompt, turns and observations."""
     max_turn_tokens: int = Field(8_000, ge=1)
+    """Of one turn of the policy; a turn that reaches it is cut, and ends the episode."""
     max_observation_tokens: int = Field(4_000, ge=8)
+    """Of one observation; longer ones are cut, with a marker."""
     env_threads: int = Field(1, ge=1)
     """Environments stepped at once; raise it where tools wait for a network."""
 
@@ -92,43 +105,76 @@ class RewardConfig(Section):
     guard: bool = False
     """A right answer never scores as low as a wrong one."""
     cost_budget_usd: float | None = Field(None, gt=0)
+    """Scales cost by this amount a trajectory, instead of by the group's cheapest and dearest."""
     latency_budget_s: float | None = Field(None, gt=0)
+    """Scales latency in the same way."""
 
 
 class AdvantageConfig(Section):
+    """From rewards to advantages, and which trajectories are left out (`orchestra_jax.rl.advantage`)."""
+
     kind: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = "grpo"
+    """What a reward is compared with: mean and deviation of its group, the mean alone, the others' mean, or the mean of
+    its group and the deviation of the whole step."""
     homogeneity_threshold: float = Field(0.1, ge=0)
     """Groups whose rewards have a smaller standard deviation are left out."""
     drop_format_errors: bool = True
+    """Leave out trajectories that broke the call format, as the paper does."""
     drop_unanswered: bool = True
-    """Leave out trajectories that broke the call format, or gave no answer, as the paper does."""
+    """Leave out trajectories without an answer, as the paper does."""
 
 
 class LossConfig(Section):
+    """The policy gradient (`orchestra_jax.rl.policy_loss`)."""
+
     kind: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
+    """Clipped ratios per token, clipped ratios per sequence, clipped weights, or no correction at all."""
     clip_low: float = Field(0.2, ge=0, le=1)
+    """Ratios below 1 - clip_low are clipped."""
     clip_high: float = Field(0.28, ge=0)
+    """Ratios above 1 + clip_high are clipped."""
     dual_clip: float | None = Field(10.0, gt=1)
+    """Bound of the loss where the advantage is negative, in multiples of it; more than 1 + clip_high. null: none."""
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Mean over tokens, mean over trajectories of their means, or the sum over a constant (Dr. GRPO)."""
     entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy, which is maximised."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL divergence from the policy that RL started from."""
     kl_kind: Literal["k1", "k2", "k3"] = "k2"
+    """Estimator of that divergence from the sampled tokens."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> LossConfig:
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"loss.dual_clip ({self.dual_clip}) must be more than 1 + loss.clip_high")
+        return self
 
 
 class OptimizerConfig(Section):
+    """AdamW."""
+
     learning_rate: float = Field(1e-6, gt=0)
+    """At its highest."""
     weight_decay: float = Field(0.01, ge=0)
+    """Decoupled, of matrices only."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
     beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
     beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
     warmup_updates: int = Field(0, ge=0)
+    """The learning rate rises linearly over so many updates."""
     final_fraction: float = Field(1.0, ge=0, le=1)
     """The learning rate ends at this fraction of itself, by a cosine over the run; 1 keeps it constant."""
 
 
 class TrainConfig(Section):
+    """Reinforcement learning: how long, in which batches, and what is kept."""
+
     steps: int = Field(100, ge=0)
+    """Rollouts of `tasks_per_step` tasks, each followed by its updates."""
     minibatches: int = Field(1, ge=1)
     """Optimizer updates per step, each on its share of the groups."""
     row_tokens: int | None = Field(None, ge=16)
@@ -138,7 +184,9 @@ class TrainConfig(Section):
     micro_batch_rows: int = Field(1, ge=1)
     """Packed rows whose activations are held at once."""
     checkpoint_every: int = Field(25, ge=1)
+    """Steps between checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)
+    """So many of the newest are kept."""
     episodes_every: int = Field(10, ge=1)
     """Write every trajectory of each n-th step to `episodes/`."""
 
@@ -150,6 +198,7 @@ class SftConfig(Section):
     """Scripted policy whose traces are cloned: habit, oracle, random, cheapest, always:TOOL, or demonstration (what the
     environment's own `demonstrate` shows)."""
     num_tasks: int = Field(2048, ge=1)
+    """Tasks whose traces are cloned."""
     traces_per_task: int = Field(1, ge=1)
     """Traces of one task differ in the router's choices and the tools' luck; packed rows hold their prompt once."""
     copy_drills: int = Field(0, ge=0)
@@ -158,36 +207,53 @@ class SftConfig(Section):
     epochs: int = Field(1, ge=1)
     """Over the whole traces."""
     rows_per_update: int = Field(8, ge=1)
+    """Packed rows of an optimizer update."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
+    """Of the warm start; it has its own moments."""
 
 
 class EvalConfig(Section):
     """Held-out tasks, fixed by `seed`, the same for every policy."""
 
     num_tasks: int = Field(256, ge=1)
+    """Each is one episode of each policy."""
     seed: int = Field(1_000_003, ge=0)
+    """Fixes the tasks; apart from the run's seed, so that runs with other seeds are compared on the same tasks."""
     baselines: list[str] = []
     """Scripted policies to compare with: random, cheapest, oracle, always:TOOL."""
-    modes: list[Literal["sample", "greedy"]] = ["sample", "greedy"]
+    modes: list[Literal["sample", "greedy"]] = Field(["sample", "greedy"], min_length=1)
+    """At `rollout.temperature`, and always the most likely token."""
 
 
 class RunConfig(Section):
     """A whole run."""
 
     seed: int = Field(0, ge=0, lt=2**31)
+    """Of everything that is random: fresh weights, tasks, traces, sampling."""
     output_dir: str = "runs/default"
+    """The run's folder. The same config again resumes what it holds."""
     env: EnvConfig = EnvConfig()
+    """Where episodes come from."""
     model: ModelSection
+    """The policy."""
     text: TextConfig = TextConfig()
+    """From text to tokens."""
     rollout: RolloutConfig = RolloutConfig()
+    """Sampling episodes."""
     reward: RewardConfig = RewardConfig()
+    """What a trajectory is worth."""
     advantage: AdvantageConfig = AdvantageConfig()
+    """Compared with what, and what is left out."""
     loss: LossConfig = LossConfig()
+    """Of reinforcement learning."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """Of reinforcement learning."""
     train: TrainConfig = TrainConfig()
+    """Steps, batches and checkpoints."""
     sft: SftConfig | None = None
-    """Leave out to start RL from the model as it is."""
+    """The warm start. Leave out to start RL from the model as it is."""
     eval: EvalConfig | None = EvalConfig()
+    """The evaluation at the end; null for none."""
 
     @model_validator(mode="after")
     def _fits(self) -> RunConfig:
@@ -225,10 +291,12 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
         names the file, the key and what is allowed.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"config file {path} does not exist")
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist") from None
+    except OSError as error:
+        raise ConfigError(f"config file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
@@ -259,10 +327,13 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def _unique_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
     seen = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
-        seen.add(key)
+        # A key has no other one of the same text beside it; merged ones (<<) may be overridden, that is their use.
+        if key_node.tag != "tag:yaml.org,2002:merge":
+            if str(key_node.value) in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key_node.value!r} stands twice", key_node.start_mark
+                )
+            seen.add(str(key_node.value))
     return yaml.SafeLoader.construct_mapping(loader, node, deep)
 
 
@@ -270,7 +341,7 @@ _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG,
 # PyYAML follows YAML 1.1, where 1e-6 (no dot) is a string.
 _UniqueKeyLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    __import__("re").compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
 
@@ -308,7 +379,8 @@ def _explain(error: Any) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if not key or error["type"] == "value_error":
         return message
-    return f"{key}: {message[0].lower()}{message[1:]}, got {error['input']!r}"
+    given = repr(error["input"])
+    return f"{key}: {message[0].lower()}{message[1:]}, got {given if len(given) <= 60 else given[:57] + '...'}"
 
 
 def _fields_at(location: list[str]) -> list[str]:

@@ -58,8 +58,12 @@ def build_rollout(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any],
     )
 
 
-def check_fit(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any]) -> None:
+def check_fit(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any]) -> int:
     """Checks that the policy can act in the environment: it takes text, and prompts leave room. No tool is called.
+
+    Returns:
+      The most tokens that a policy can sample in an episode: `max_turns` turns, within `rollout.max_tokens`. Where the
+      environment has no `max_turns`, those of one turn.
 
     Raises:
       ConfigError: it cannot; names the keys to change.
@@ -70,6 +74,7 @@ def check_fit(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any]) -> 
             f"rollout.max_tokens ({limits.max_tokens}) is more than the model's max_position_embeddings "
             f"({model.max_position_embeddings})"
         )
+    shortest = limits.max_tokens
     env = make_env(config, env_kwargs)
     try:
         if not isinstance(env.action_space, gym.spaces.Text) and not env.action_space.contains("text"):
@@ -82,14 +87,17 @@ def check_fit(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any]) -> 
                     "set eval=null (and reward.form=return)"
                 )
             length = len(task_prompt_ids(policy.chat, config.text.tools, str(observation), info))
+            shortest = min(shortest, length)
             if length > limits.max_tokens - limits.max_turn_tokens:
                 raise ConfigError(
                     f"a task's prompt has {length} tokens; rollout.max_tokens ({limits.max_tokens}) less "
                     f"rollout.max_turn_tokens ({limits.max_turn_tokens}) leaves too few: raise rollout.max_tokens, or "
                     "shorten prompts (text.tools: compact)"
                 )
+        turns = getattr(env.unwrapped, "max_turns", 1)
     finally:
         env.close()
+    return min(turns * limits.max_turn_tokens, limits.max_tokens - shortest)
 
 
 def offers_tools(config: RunConfig, env_kwargs: dict[str, Any]) -> bool:

@@ -365,7 +365,11 @@ def check_run(config: RunConfig, policy: Policy) -> None:
     Raises:
       ConfigError: environment, prompts, router or baselines do not fit.
     """
-    check_fit(config, policy, config.env.kwargs)
+    most_sampled = check_fit(config, policy, config.env.kwargs)
+    if config.row_targets < most_sampled:
+        raise ConfigError(
+            f"train.row_targets ({config.row_targets}) is less than the {most_sampled} tokens that a trajectory can sample"
+        )
     if config.sft is not None:
         check_scripted(config, "sft.router", [config.sft.router], config.env.kwargs)
     if config.eval is not None:
