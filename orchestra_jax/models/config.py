@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 
@@ -172,6 +172,9 @@ PRESETS: dict[str, ModelConfig] = {
 }
 
 
+_PLAIN_TYPES = {kind.__name__: kind for kind in (bool, int, float, str)}
+
+
 def preset(name: str, **overrides: Any) -> ModelConfig:
     """The named preset with some fields replaced.
 
@@ -180,7 +183,13 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
     """
     if name not in PRESETS:
         raise ValueError(f"model.preset {name!r} is unknown; there are {', '.join(PRESETS)}")
-    try:
-        return replace(PRESETS[name], **overrides)
-    except TypeError as error:
-        raise ValueError(f"model overrides: {error}") from None
+    known = {f.name: f.type for f in fields(ModelConfig)}
+    for key, value in overrides.items():
+        if key not in known:
+            raise ValueError(f"model.overrides: unknown field {key!r}; there are {', '.join(known)}")
+        kind = _PLAIN_TYPES.get(str(known[key]))
+        if kind is None and isinstance(value, dict | list | str):
+            raise ValueError(f"model.overrides.{key} cannot be set from a config file")
+        if kind is not None and type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"model.overrides.{key} must be of type {kind.__name__}, got {value!r}")
+    return replace(PRESETS[name], **overrides)

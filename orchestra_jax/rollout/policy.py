@@ -14,6 +14,7 @@ from orchestra_jax.models.config import ModelConfig, preset
 from orchestra_jax.models.convert import companion_files
 from orchestra_jax.models.decoder import Params, init_params
 from orchestra_jax.models.hf import load_hf, read_config, save_hf
+from orchestra_jax.models.hf_config import config_to_hf
 from orchestra_jax.text.chat import ChatFormat
 from orchestra_jax.text.tokenizer import load_tokenizer
 
@@ -41,6 +42,7 @@ def load_policy(model: ModelSection, text: TextConfig, seed: int) -> Policy:
         else:
             assert model.preset is not None
             config = preset(model.preset, **model.overrides)
+            config_to_hf(config)  # what cannot be exported could not be saved at the end
         if tokenizer.vocab_size > config.vocab_size:
             raise ValueError(
                 f"the tokenizer has {tokenizer.vocab_size} tokens, the model's embedding {config.vocab_size} rows"

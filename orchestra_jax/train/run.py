@@ -368,7 +368,7 @@ def check_run(config: RunConfig, policy: Policy) -> None:
     most_sampled = check_fit(config, policy, config.env.kwargs)
     if config.row_targets < most_sampled:
         raise ConfigError(
-            f"train.row_targets ({config.row_targets}) is less than the {most_sampled} tokens that a trajectory can sample"
+            f"train.row_targets ({config.row_targets}) is less than what an episode can sample ({most_sampled})"
         )
     if config.sft is not None:
         check_scripted(config, "sft.router", [config.sft.router], config.env.kwargs)

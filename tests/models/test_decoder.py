@@ -308,7 +308,7 @@ def test_linear_scaling_divides_positions_and_unknown_scaling_is_refused():
         ({"num_kv_heads": 3}, "multiple of model.num_kv_heads"),
         ({"head_dim": 5}, "even"),
         ({"valid_vocab_size": 41}, "valid_vocab_size"),
-        ({"hidden": 3}, "model overrides"),
+        ({"hidden": 3}, "model.overrides"),
     ],
 )
 def test_impossible_shapes_are_refused(change, message):
