@@ -126,7 +126,7 @@ def _name(spec: dict[str, Any]) -> str:
 def _always(tool: str) -> _Choose:
     def choose(env: gymnasium.Env, specs: list[dict[str, Any]], task_id: str, rng: np.random.Generator) -> list[str]:
         offered = [_name(spec) for spec in specs]
-        known = [other.name for other in getattr(env.unwrapped, "tools", ())] + offered
+        known = dict.fromkeys([*(other.name for other in getattr(env.unwrapped, "tools", ())), *offered])
         if tool not in known:
             raise ValueError(f"policy always:{tool}: no such tool; the environment has {', '.join(known)}")
         return [tool] if tool in offered else []

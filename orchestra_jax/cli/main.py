@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         options.run(options)
+        sys.stdout.flush()
     except ConfigError as error:
         log.info("where it was found:", exc_info=True)
         print("orchestra:", " ".join(str(error).split()), file=sys.stderr)

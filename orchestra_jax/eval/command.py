@@ -103,9 +103,13 @@ def _model_name(model: ModelSection) -> str:
 
 
 def _writable(file: Path) -> Path:
-    """Finds out before the evaluation that its result could not be written."""
+    """Finds out before the evaluation that its result could not be written; leaves no trace."""
+    existed = file.exists()
     try:
         with file.open("a", encoding="utf-8"):
-            return file
+            pass
+        if not existed:
+            file.unlink()
     except OSError as error:
         raise ConfigError(f"--json {file}: {error.strerror or error}") from None
+    return file

@@ -57,7 +57,7 @@ def load_run(run_dir: Path) -> Run:
     """
     if not run_dir.is_dir():
         what = "is not a folder" if run_dir.exists() else "does not exist"
-        raise ValueError(f"{run_dir} {what}; give the folder that `orchestra train` or `orchestra eval` wrote")
+        raise ValueError(f"{run_dir} {what}; give the folder that `orchestra train` wrote")
     if not any((run_dir / name).exists() for name in RUN_FILES):
         raise ValueError(f"{run_dir} is no run folder: it has none of {', '.join(RUN_FILES)}")
     problems: list[str] = []

@@ -29,7 +29,7 @@ def make_env(config: RunConfig, kwargs: dict[str, Any]) -> gym.Env:
     try:
         return make(config.env.id, **kwargs)
     except (ValueError, TypeError, ImportError, gym.error.Error) as error:
-        raise ConfigError(f"env.id {config.env.id}: {error}") from None
+        raise ConfigError(f"env.id {config.env.id}: {str(error).removeprefix(f'{config.env.id}: ')}") from None
 
 
 def eval_kwargs(config: RunConfig) -> dict[str, Any]:

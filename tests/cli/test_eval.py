@@ -1,0 +1,184 @@
+"""`orchestra eval`: any policies on the same held-out tasks; mistakes are found before the first evaluation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from orchestra_jax.cli.main import main
+from orchestra_jax.config import load_config
+from orchestra_jax.models.decoder import init_params
+from orchestra_jax.rollout.policy import load_policy, save_policy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tiny import write_config
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Path:
+    """The tiny config; beside it two policies with other fresh weights, the second in a run folder."""
+    folder = tmp_path_factory.mktemp("eval")
+    file = write_config(folder, env={"eval_kwargs": {"split": "test"}}, eval={"modes": ["sample", "greedy"]})
+    run = load_config(file)
+    policy = load_policy(run.model, run.text, seed=0)
+    for seed, target in ((1, folder / "first"), (2, folder / "finished" / "model")):
+        target.parent.mkdir(exist_ok=True)
+        save_policy(target, replace(policy), init_params(policy.config, jax.random.key(seed)))
+    (folder / "finished" / "config.yaml").write_text(file.read_text())
+    return file
+
+
+@pytest.fixture
+def evaluate(config, tmp_path, capsys):
+    def evaluate(*arguments: str) -> tuple[dict, str]:
+        out = tmp_path / "out.json"
+        assert main(["eval", str(config), *arguments, "--json", str(out)]) == 0, capsys.readouterr().err
+        return json.loads(out.read_text()), capsys.readouterr().out
+
+    return evaluate
+
+
+@pytest.fixture
+def mistake(config, capsys):
+    """Runs `orchestra eval` that must fail; the one line on standard error."""
+
+    def mistake(*arguments: str) -> str:
+        assert main(["eval", str(config), *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("orchestra: ")
+        return line
+
+    return mistake
+
+
+def test_policies_of_every_kind_in_one_table(evaluate, config):
+    folder = config.parent
+    summary, table = evaluate(
+        "--policy", str(folder / "first"), "--policy", f"mine={folder / 'finished'}", "--policy", "always:gpt-5-mini"
+    )
+    names = {"first", "first:greedy", "mine", "mine:greedy", "always:gpt-5-mini", "random"}
+    assert set(summary) == {"env_id", "seed", "eval_seed", "policies"}
+    assert set(summary["policies"]) == names
+    for name, entry in summary["policies"].items():
+        assert name in table
+        assert entry["num_episodes"] == 6
+        for key in ("accuracy", "cost_usd", "latency_s", "preference"):
+            low, high = entry["ci95"][key]
+            assert low <= entry[key] <= high
+    assert summary["policies"]["always:gpt-5-mini"]["cost_usd"] > 0
+
+
+def test_without_policies_the_configs_model_and_its_baselines(evaluate):
+    summary, _ = evaluate("eval.modes=[greedy]")
+    assert set(summary["policies"]) == {"market-tiny:greedy", "always:calculator", "random"}
+
+
+def test_the_result_depends_on_the_policy_and_not_on_its_neighbours(evaluate, config):
+    arguments = ["--policy", f"a={config.parent / 'first'}"]
+    alone = evaluate(*arguments)[0]["policies"]
+    both = evaluate("--policy", "oracle", *arguments, "--policy", str(config.parent / "finished"))[0]["policies"]
+    assert {name: both[name] for name in alone} == alone
+
+
+def test_preference_scores_use_the_weights_of_the_task(evaluate):
+    """The reference against itself scores its outcome's weight, and cents and minutes by their own weights."""
+    scripted = ["--policy", "always:calculator", "--policy", "oracle"]
+    for weights in ({"outcome": 1, "cost": 0, "latency": 0}, {"outcome": 0.25, "cost": 0, "latency": 0}):
+        summary, _ = evaluate(f"env.kwargs.preference={json.dumps(weights)}", *scripted)
+        entry = summary["policies"]["oracle"]
+        assert entry["accuracy"] == 1.0
+        assert entry["preference"] == pytest.approx(weights["outcome"])
+
+
+def test_held_out_tasks_are_those_of_eval_kwargs(evaluate):
+    test, _ = evaluate("--policy", "random", "eval.num_tasks=32")
+    train, _ = evaluate("--policy", "random", "eval.num_tasks=32", "env.eval_kwargs.split=train")
+    assert test["policies"] != train["policies"]
+
+
+def test_a_policy_without_tokenizer_uses_the_configs(evaluate, config, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(config.parent / "first", bare)
+    (bare / "tokenizer.json").unlink()
+    with_own = evaluate("--policy", f"x={config.parent / 'first'}")
+    assert evaluate("--policy", f"x={bare}") == with_own
+
+
+def test_a_policy_uses_its_own_tokenizer(mistake, config, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(config.parent / "first", other)
+    (other / "tokenizer.json").write_text("{")
+    assert str(other / "tokenizer.json") in mistake("--policy", str(other))
+
+
+def test_names_that_cannot_be(mistake, config):
+    first = config.parent / "first"
+    assert "no such folder" in mistake("--policy", "nothing")
+    assert "no such folder" in mistake("--policy", f"x={first}x")
+    assert "'random' cannot be its name" in mistake("--policy", f"random={first}")
+    assert "'a:greedy' cannot be its name" in mistake("--policy", f"a:greedy={first}")
+    assert "'' cannot be its name" in mistake("--policy", f"={first}")
+    assert "two policies are called 'first'" in mistake("--policy", str(first), "--policy", f"{first}/")
+
+
+def test_policies_that_do_not_fit(mistake, config, tmp_path):
+    assert "always:gpt-9: no such tool" in mistake("--policy", "always:gpt-9")
+    assert "config.json" in mistake("--policy", str(tmp_path))
+    (tmp_path / "config.yaml").write_text("a run that has not finished")
+    assert "has not finished" in mistake("--policy", str(tmp_path))
+    broken = tmp_path / "broken"
+    shutil.copytree(config.parent / "first", broken)
+    (broken / "model.safetensors").unlink()
+    # The good one comes first: nothing may be evaluated before the broken one is found.
+    assert "safetensors" in mistake("--policy", str(config.parent / "first"), "--policy", str(broken))
+    assert "prompt" in mistake("rollout.max_tokens=48", "train.row_tokens=64")
+    assert "max_position_embeddings" in mistake("rollout.max_tokens=2000", "train.row_tokens=2000")
+
+
+def test_a_result_file_that_cannot_be_written_is_found_first(mistake, tmp_path):
+    assert str(tmp_path) in mistake("--policy", "random", "--json", str(tmp_path))
+    assert "No such file" in mistake("--policy", "random", "--json", str(tmp_path / "none" / "x.json"))
+    mistake("--policy", "always:gpt-9", "--json", str(tmp_path / "x.json"))
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_an_environment_without_tools_has_no_preference_scores(config, tmp_path, monkeypatch, capsys):
+    (tmp_path / "plain_env.py").write_text(PLAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "out.json"
+    overrides = ["env={id: 'plain_env:tests/Plain-v0'}", "eval.baselines=[]", "eval.modes=[greedy]"]
+    assert main(["eval", str(config), *overrides, "--json", str(out)]) == 0
+    (entry,) = json.loads(out.read_text())["policies"].values()
+    assert entry["preference"] is None
+    capsys.readouterr()
+    assert main(["eval", str(config), overrides[0], "--policy", "random"]) == 2
+    assert "tells no tools" in capsys.readouterr().err
+
+
+PLAIN = '''
+import gymnasium as gym
+from orchestra_envs import UnicodeText
+
+
+class Plain(gym.Env):
+    """A Gymnasium environment of text that is no ToolEnv: is the answer of even length?"""
+
+    observation_space = action_space = UnicodeText()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "Say something.", {"outcome": 0.0}
+
+    def step(self, action):
+        outcome = float(len(action) % 2 == 0)
+        return "", outcome, True, False, {"outcome": outcome}
+
+
+gym.register("tests/Plain-v0", Plain)
+'''
