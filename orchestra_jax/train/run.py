@@ -48,7 +48,11 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def stop_on_signal() -> Iterator[list[int]]:
-    """A list that the first SIGTERM or SIGINT is put into; a second SIGINT interrupts at once."""
+    """A list that the first SIGTERM or SIGINT is put into; a second SIGINT interrupts at once.
+
+    Raises:
+      Interrupted: at the end, where a signal came too late for anyone to look into the list.
+    """
     received: list[int] = []
 
     def handle(number: int, frame: object) -> None:
@@ -62,6 +66,8 @@ def stop_on_signal() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    if received:
+        raise Interrupted
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -351,8 +357,6 @@ def _train(config: RunConfig, folder: RunFolder, console: Console, *, overwrite:
             trained = load_weights(config, folder.model)
         else:
             trained = train_policy(config, folder, policy, start, metrics, console, stop)
-        if stop:
-            raise Interrupted
     if config.eval is None:
         return None
     weights = {"warm_start" if config.sft else "start": start, "trained": trained}

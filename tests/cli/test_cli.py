@@ -33,7 +33,7 @@ from tiny import write_config
         (["text.tokenizer=/nowhere/at/all"], "/nowhere/at/all"),
         (["eval.baselines=['always:gpt-9']"], "gpt-9"),
         (["sft.router=nobody"], "nobody"),
-        (["rollout.max_tokens=60", "rollout.max_turn_tokens=10"], "rollout.max_tokens"),
+        (["rollout.max_tokens=40", "rollout.max_turn_tokens=10"], "rollout.max_tokens"),
         (["rollout.max_tokens=2000", "train.row_tokens=2000"], "max_position_embeddings"),
         (["train.row_targets=29"], "train.row_targets (29) is less than what an episode can sample (30)"),
         (["text.tools=qwen"], "text.tools: compact"),
