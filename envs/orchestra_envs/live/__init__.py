@@ -1,0 +1,1 @@
+"""Live tools: what is behind their names is a real backend."""

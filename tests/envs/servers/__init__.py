@@ -1,0 +1,1 @@
+"""Real peers on the loopback interface that tests talk to."""
