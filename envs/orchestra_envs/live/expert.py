@@ -11,13 +11,16 @@ where the endpoint sends no usage they are estimated and the cost is marked as n
 charged in full.
 """
 
+import functools
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from orchestra_envs.limits import Limiter, Retry, ToolUnavailableError
 from orchestra_envs.live.chat import ChatError, ChatReply, Endpoint, chat
@@ -209,14 +212,30 @@ def _unavailable(
 ) -> ToolUnavailableError:
     """The error as the policy may read it: which model is behind an alias is not told."""
     if not error.transient:
-        logger.warning("expert %r (%s): %s", name, endpoint.identity, error)
-    message = str(error).replace(str(endpoint.base_url), "[endpoint]").replace(endpoint.model, "[model]")
+        _warn_once(name, endpoint.identity, str(error))
     return ToolUnavailableError(
-        message,
+        _without_names(str(error), endpoint),
         transient=error.transient,
         retry_after_s=error.retry_after_s,
         cost_usd=_cost_usd(price, error.partial, latency_s) if error.partial else 0.0,
     )
+
+
+@functools.lru_cache(maxsize=256)  # a wrong key fails thousands of calls
+def _warn_once(name: str, identity: str, message: str) -> None:
+    logger.warning("expert %r (%s): %s", name, identity, message)
+
+
+def _without_names(message: str, endpoint: Endpoint) -> str:
+    url = urlsplit(str(endpoint.base_url))
+    names = {
+        "[endpoint]": (str(endpoint.base_url), url.netloc, url.hostname or url.netloc),
+        "[model]": (endpoint.model, endpoint.model.rpartition("/")[2]),
+    }
+    for mark, words in names.items():
+        for word in words:
+            message = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", mark, message, flags=re.IGNORECASE)
+    return message
 
 
 def _why_empty(reply: ChatReply) -> str:

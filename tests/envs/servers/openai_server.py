@@ -11,6 +11,7 @@ to an answer; a plain string is an answer of that text. POST /v1/chat/completion
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import threading
@@ -67,6 +68,11 @@ Script = Sequence[Answer | str] | Callable[[dict[str, Any]], Answer | str]
 class OpenAIServer:
     """The server; a context manager. What it saw can be read while it runs and afterwards.
 
+    Args:
+        script: see the module's text.
+        hold_until: the first requests are answered only when so many are under way at once (or after 20 s), so that
+            a test of concurrency does not depend on how fast the machine is.
+
     Attributes:
         base_url: "http://127.0.0.1:PORT/v1".
         requests: the JSON bodies of the requests, in order of arrival.
@@ -75,13 +81,15 @@ class OpenAIServer:
         open_connections: TCP connections open now.
     """
 
-    def __init__(self, script: Script = ("ok",)) -> None:
+    def __init__(self, script: Script = ("ok",), *, hold_until: int = 0) -> None:
         self.script = script
+        self.hold_until = hold_until
         self.base_url = ""
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.num_under_way = 0
         self.max_under_way = 0
+        self._released = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="openai-server", daemon=True)
 
@@ -127,10 +135,17 @@ class OpenAIServer:
         self.max_under_way = max(self.max_under_way, self.num_under_way)
         try:
             answer = self._next(body)
+            await self._hold()
             await asyncio.sleep(answer.delay_s)
             return await self._send(request, body, answer)
         finally:
             self.num_under_way -= 1
+
+    async def _hold(self) -> None:
+        if self.num_under_way >= self.hold_until:
+            self._released.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._released.wait(), 20.0)
 
     async def _send(self, request: web.Request, body: dict[str, Any], answer: Answer) -> web.StreamResponse:
         if answer.drop == "headers":
