@@ -183,7 +183,7 @@ _KINDS: dict[str, _Kind] = {
             "I trust {} most, work with these where you can.",
             "Please make use of both {}.",
             "My favourites are {}; give them the work.",
-            "Where it makes sense, call {}.",
+            "Where it makes sense, call both {}.",
         ),
         ("Let {} handle it together if at all possible.",),
         "favour",

@@ -80,7 +80,7 @@ UNSEEN_PRICE_SCHEDULES = ("deepinfra",)
 # Strengths and weaknesses by kind of tool and, more closely, by model. Generalities, no measurements.
 _KIND_PROFILES = {
     "expert": ("questions that take thought", "facts that it was never taught"),
-    "search": ("facts that models do not know by heart", "reasoning: it returns passages and no conclusions"),
+    "search": ("facts that models do not know by heart", "reasoning, for it returns passages and no conclusions"),
     "code": ("exact calculation and handling of data", "facts of the world"),
 }
 _MODEL_PROFILES = {
@@ -177,6 +177,16 @@ class _Config(_Strict):
     unseen: _Unseen = _Unseen()
 
 
+_SECTIONS: dict[tuple[str | int, ...], type[_Strict]] = {
+    (): _Config,
+    ("subset",): _Subset,
+    ("aliases",): _Aliases,
+    ("descriptions",): _Descriptions,
+    ("preferences",): _Preferences,
+    ("unseen",): _Unseen,
+}
+
+
 def read_randomization(mapping: Mapping[str, Any]) -> Randomization:
     """The randomisation that a mapping of plain values describes. Every key is optional.
 
@@ -250,14 +260,9 @@ def _explained(error: pydantic.ValidationError) -> str:
     for problem in error.errors():
         where = ".".join(str(part) for part in ("randomize", *problem["loc"]))
         if problem["type"] == "extra_forbidden":
-            section: Any = _Config
-            for part in problem["loc"][:-1]:
-                kinds = [
-                    section.model_fields[part].annotation,
-                    *getattr(section.model_fields[part].annotation, "__args__", ()),
-                ]
-                section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, _Strict))
-            lines.append(f"{where}: no such field; there are {', '.join(section.model_fields)}")
+            section = _SECTIONS.get(problem["loc"][:-1])
+            there_are = f"; there are {', '.join(section.model_fields)}" if section else ""
+            lines.append(f"{where}: no such field{there_are}")
         else:
             message = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
             lines.append(f"{where}: {message}, not {problem['input']!r}")
