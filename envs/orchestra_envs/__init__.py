@@ -5,7 +5,8 @@ No part of it imports JAX; it can be used with any trainer. `make("orchestra/Mar
 
 import gymnasium as gym
 
-from orchestra_envs.env import Preference, Task, ToolEnv
+from orchestra_envs.env import Preference, Reply, Task, ToolEnv
+from orchestra_envs.limits import Limiter, Retry, ToolUnavailableError
 from orchestra_envs.parse import (
     ParsedTurn,
     ParseError,
@@ -22,16 +23,20 @@ __all__ = [
     "CallContext",
     "CallRecord",
     "EnvironmentNotFoundError",
+    "Limiter",
     "ParseError",
     "ParsedTurn",
     "Preference",
     "Price",
+    "Reply",
+    "Retry",
     "Task",
     "Tool",
     "ToolArgumentError",
     "ToolCall",
     "ToolEnv",
     "ToolResult",
+    "ToolUnavailableError",
     "UnicodeText",
     "check",
     "decode_arguments",
@@ -44,3 +49,6 @@ __all__ = [
 ]
 
 gym.register("orchestra/Market-v0", entry_point="orchestra_envs.market.env:MarketEnv")
+gym.register("orchestra/QA-v0", entry_point="orchestra_envs.qa:QAEnv", nondeterministic=True)
+gym.register("orchestra/Service-v0", entry_point="orchestra_envs.service.env:ServiceEnv")
+gym.register("orchestra/Tau2-v0", entry_point="orchestra_envs.tau2:Tau2Env", nondeterministic=True)

@@ -13,25 +13,33 @@ Subclass it with two methods and a list of tools::
 
 Observation: the new text for the policy, never the history. Action: the text of one assistant turn as
 `orchestra_envs.parse` reads it; if the prompt already opened a reasoning block, put `<think>` in front of it.
-A turn with calls runs them; a turn with neither a call nor an error is the final answer.
+A turn with calls runs them; a turn with neither a call nor an error is the final answer, or, where the environment
+defines `reply`, a message to the user, who replies.
 
 Randomness: the task, the tools, their prices and the preference depend on the seed of `reset` alone;
 `options={"replica": k}` varies only what happens inside the tools. So a group for GRPO is one seed with the
 replicas 0..G-1, and two environments with equal seed, replica and actions go through equal episodes.
 """
 
+import asyncio
+import inspect
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
-from orchestra_envs.parse import CALL_CLOSE, CALL_OPEN, ParsedTurn, ParseError, parse_turn
+from orchestra_envs.calls import cap_text, run_calls
+from orchestra_envs.loop import bridge, drive, on_loop
+from orchestra_envs.parse import CALL_CLOSE, CALL_OPEN, ParsedTurn, ParseError, parse_turn, render_call
 from orchestra_envs.spaces import MAX_TEXT_CHARS, UnicodeText
-from orchestra_envs.tools import CallContext, CallRecord, Tool, canonical_json, cap_text, run_calls
+from orchestra_envs.tools import CallContext, CallRecord, Tool, canonical_json
+
+if TYPE_CHECKING:
+    from orchestra_envs.randomize import Randomization
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +52,10 @@ REWARD_PER_SECOND = 0.001
 PREFERENCE_OBJECTIVES = ("outcome", "cost", "latency")
 
 # Streams of random numbers of one episode, told apart by the first element of the spawn key.
-_TASK_STREAM, _TOOLS_STREAM, _CALL_STREAM = range(3)
+_TASK_STREAM, _TOOLS_STREAM, _CALL_STREAM, _RANDOMIZE_STREAM, _EPISODE_STREAM = range(5)
+
+HOOK_TIMEOUT_S = 900.0
+"""How long an async `opening`, `reply` or `score` may take before the episode is given up."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +84,46 @@ class Preference:
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to solve. `answer` and `metadata` are for `score` and the tools; the policy never sees them."""
+    """One thing to solve. `answer` and `metadata` are for `score` and the tools; the policy never sees them.
+
+    `instructions` are standing rules for the policy, such as a company's policy text: `info["instructions"]` after
+    `reset`, where trainers find what belongs into the system prompt.
+    """
 
     question: str
     answer: Any = None
     id: str = ""
     preference: Preference | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    instructions: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.question, str) or not self.question:
             raise ValueError(f"Task.question must be a text, not {self.question!r}")
         if not isinstance(self.id, str):
             raise ValueError(f"Task.id must be a string, not {self.id!r}")
+        if not isinstance(self.instructions, str):
+            raise ValueError(f"Task.instructions must be a string, not {self.instructions!r}")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the user says to a message of the policy. With `end` the episode is over after it, and is scored.
+
+    `cost_usd` and `latency_s` are charged to the episode: 0 for a person or a simulated one.
+    """
+
+    text: str
+    end: bool = False
+    cost_usd: float = 0.0
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise ValueError(f"Reply.text must be a string, not {self.text!r}")
+        for name in ("cost_usd", "latency_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"Reply.{name} must be a finite number of at least 0, not {getattr(self, name)!r}")
 
 
 @dataclass
@@ -96,8 +134,11 @@ class _Episode:
     replica: int
     task: Task
     tools: dict[str, Tool]
+    rng: np.random.Generator
+    messages: list[Mapping[str, str]] = field(default_factory=list)
     history: tuple[CallRecord, ...] = ()
     cost_usd: float = 0.0
+    cost_known: bool = True
     latency_s: float = 0.0
     num_errors: int = 0
     num_format_errors: int = 0
@@ -112,6 +153,7 @@ class _Episode:
         num_errors = num_format_errors + sum(record.status == "error" for record in records)
         self.history += tuple(records)
         self.cost_usd += cost_usd
+        self.cost_known &= all(record.cost_known for record in records)
         self.latency_s += latency_s
         self.num_errors += num_errors
         self.num_format_errors += num_format_errors
@@ -126,17 +168,22 @@ class ToolEnv(gym.Env[str, str]):
     `latency_s` (float), `num_calls`, `num_errors` (int), `error_type` (str, the first error's, "" if none),
     `calls_json` (str, a JSON list of `CallRecord`); of the episode `episode_cost_usd`, `episode_latency_s`,
     `episode_calls`, `episode_errors`, `episode_format_errors`, `turn`, `end_reason`; at the end `outcome` (float
-    in [0, 1]) and `drop` (bool: the environment failed, do not learn from this episode); always `task_id`; after
-    `reset` alone `tools_json` (a JSON list of `Tool.spec()`) and `preference_json` ({"weights", "text"}, or "" if
-    the task has none), "" after steps. Dollars and seconds are those of the tools' records.
+    in [0, 1]) and `drop` (bool: the environment failed, do not learn from this episode); always `task_id` and
+    `cost_known` (bool: no cost of the episode so far is an estimate); after `reset` alone `tools_json` (a JSON list of
+    `Tool.spec()`), `preference_json` ({"weights", "text"}, or "" if the task has none) and `instructions` (str), ""
+    after steps. Dollars and seconds are those of the tools' records.
 
     Calls of one turn run in parallel: the turn's cost is the sum of theirs, its latency their maximum.
 
     The step reward is `-(w_cost * REWARD_PER_USD * cost_usd + w_latency * REWARD_PER_SECOND * latency_s)`, plus
     the outcome at the end; the weights are the preference's, 1 without one. Trainers may form their own from `info`.
 
-    Ends: `terminated` with end_reason "answered", or "infra_error" where `score` failed. `truncated` with
-    "max_turns", "format_errors" (too many unreadable turns in a row) or "budget" (a call was refused for it).
+    Ends: `terminated` with end_reason "answered" or "user_ended", or "infra_error" where `score` failed. `truncated`
+    with "max_turns", "format_errors" (too many unreadable turns in a row), "budget" (a call was refused for it), or
+    "infra_error" where `reply` failed.
+
+    `areset` and `astep` are the same as coroutines: with them one thread keeps hundreds of episodes with slow tools
+    going (see `orchestra_envs.runner`).
 
     Args:
         max_turns: most assistant turns of an episode.
@@ -144,6 +191,8 @@ class ToolEnv(gym.Env[str, str]):
             does). None for no such limit.
         budget_usd: a call that would start when the episode has cost so much is refused and ends the episode.
         max_output_chars: longer tool outputs are cut there and marked.
+        randomize: other names, subsets, prices, descriptions and preferences for every task, as
+            `orchestra_envs.randomize` reads them; None leaves the tools as they are.
 
     Raises:
         ValueError: an argument is out of range.
@@ -158,6 +207,7 @@ class ToolEnv(gym.Env[str, str]):
         max_format_errors: int | None = None,
         budget_usd: float | None = None,
         max_output_chars: int = 4000,
+        randomize: Mapping[str, Any] | None = None,
     ) -> None:
         self.max_turns = _whole_number("max_turns", max_turns, minimum=1)
         self.max_format_errors = (
@@ -167,6 +217,7 @@ class ToolEnv(gym.Env[str, str]):
         if budget_usd is not None and not (math.isfinite(budget_usd) and budget_usd >= 0):
             raise ValueError(f"budget_usd must be a finite number of at least 0 or None, not {budget_usd!r}")
         self.budget_usd = budget_usd
+        self._randomization = None if randomize is None else _read_randomization(randomize)
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
         self._episode: _Episode | None = None
@@ -177,13 +228,27 @@ class ToolEnv(gym.Env[str, str]):
         """The task of an episode; all its randomness must come from `rng`, which depends on the seed alone."""
         raise NotImplementedError(f"{type(self).__name__} must define sample_task(rng, options)")
 
-    def score(self, task: Task, answer: str) -> float:
-        """How right the final answer is, in [0, 1]. An exception marks the episode as one to drop."""
+    def score(self, task: Task, answer: str) -> float | Awaitable[float]:
+        """How right the final answer (or the last message) is, in [0, 1]. May be async.
+
+        An exception marks the episode as one to drop.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define score(task, answer)")
 
     def episode_tools(self, task: Task, rng: np.random.Generator) -> Sequence[Tool]:
         """The tools of an episode, `self.tools` unless overridden; `rng` depends on the seed alone."""
         return self.tools
+
+    def opening(self, task: Task) -> str | Awaitable[str]:
+        """The first observation, by default the question. May be async; the episode's tools are made already."""
+        return task.question
+
+    def reply(self, message: str) -> Reply | Awaitable[Reply | None] | None:
+        """What the user says to a turn of plain text; None (the default) takes the text as the final answer.
+
+        May be async. An exception marks the episode as one to drop. `message` holds no hidden reasoning.
+        """
+        return None
 
     def demonstrate(self, task: Task, rng: np.random.Generator) -> Sequence[str]:
         """Optional: the assistant's turns in an episode on `task`, for warm starts (`sft.router: demonstration`).
@@ -195,9 +260,28 @@ class ToolEnv(gym.Env[str, str]):
     @property
     def task(self) -> Task:
         """The task of the episode under way."""
+        return self._begun.task
+
+    @property
+    def episode_rng(self) -> np.random.Generator:
+        """Randomness of the episode beside its tools (a simulated user's), of the seed and the replica alone."""
+        return self._begun.rng
+
+    @property
+    def messages(self) -> tuple[Mapping[str, str], ...]:
+        """The conversation so far without hidden reasoning; see `CallContext.messages`."""
+        return tuple(self._begun.messages)
+
+    @property
+    def history(self) -> tuple[CallRecord, ...]:
+        """The calls of the episode so far."""
+        return self._begun.history
+
+    @property
+    def _begun(self) -> _Episode:
         if self._episode is None:
-            raise gym.error.ResetNeeded("call reset() first: there is no task yet")
-        return self._episode.task
+            raise gym.error.ResetNeeded("call reset() first: there is no episode yet")
+        return self._episode
 
     # Gymnasium's interface.
 
@@ -213,22 +297,14 @@ class ToolEnv(gym.Env[str, str]):
             ValueError: the replica is not a whole number of at least 0, two tools share a name, or one is no `Tool`.
         """
         super().reset(seed=seed)
-        self._episode = None
-        options = dict(options or {})
-        replica = _whole_number('options["replica"]', options.get("replica", 0), minimum=0)
-        episode_seed = int(self.np_random.integers(2**63)) if seed is None else int(seed)
-        task = self.sample_task(_stream(episode_seed, _TASK_STREAM), options)
-        tools = _by_name(self.episode_tools(task, _stream(episode_seed, _TOOLS_STREAM)))
-        self._episode = _Episode(episode_seed, replica, task, tools)
-        preference = task.preference
-        info = self._info(
-            tools_json=f"[{','.join(tool.spec_json for tool in tools.values())}]",
-            preference_json=(
-                canonical_json({"weights": dict(preference.weights), "text": preference.text}) if preference else ""
-            ),
-        )
-        words = preference.text if preference else ""
-        return f"{task.question}\n\n{words}" if words else task.question, info
+        return drive(self._reset(seed, dict(options or {})))
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """`reset` as a coroutine, for any event loop."""
+        super().reset(seed=seed)
+        return await bridge(self._reset(seed, dict(options or {})))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take one assistant turn. No fault of the policy or of a tool is raised; they are observations.
@@ -237,33 +313,106 @@ class ToolEnv(gym.Env[str, str]):
             gymnasium.error.ResetNeeded: before the first `reset` or after the end of the episode.
             gymnasium.error.InvalidAction: the action is not a string.
         """
+        return drive(self._step(self._checked(action), action))
+
+    async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """`step` as a coroutine, for any event loop."""
+        return await bridge(self._step(self._checked(action), action))
+
+    async def _reset(self, seed: int | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        self._episode = None
+        replica = _whole_number('options["replica"]', options.get("replica", 0), minimum=0)
+        episode_seed = int(self.np_random.integers(2**63)) if seed is None else int(seed)
+        task = self.sample_task(_stream(episode_seed, _TASK_STREAM), options)
+        tools = tuple(self.episode_tools(task, _stream(episode_seed, _TOOLS_STREAM)))
+        if self._randomization is not None:
+            rng = _stream(episode_seed, _RANDOMIZE_STREAM)
+            tools, preference = self._randomization.apply(tools, task.preference, rng)
+            task = replace(task, preference=preference)
+        rng = _stream(episode_seed, _EPISODE_STREAM, replica)
+        self._episode = episode = _Episode(episode_seed, replica, task, _by_name(tools), rng)
+        preference = task.preference
+        opening = await _result_of(self.opening(task))
+        words = preference.text if preference else ""
+        observation = f"{opening}\n\n{words}" if words else opening
+        episode.messages.append({"role": "user", "content": observation})
+        return observation, self._info(
+            tools_json=f"[{','.join(tool.spec_json for tool in tools)}]",
+            preference_json=(
+                canonical_json({"weights": dict(preference.weights), "text": preference.text}) if preference else ""
+            ),
+            instructions=task.instructions,
+        )
+
+    def _checked(self, action: Any) -> _Episode:
+        """The episode that a step continues."""
         episode = self._episode
         if episode is None or episode.end_reason:
             raise gym.error.ResetNeeded("call reset() first: there is no episode under way")
         if not isinstance(action, str):
             raise gym.error.InvalidAction(f"an action is the text of a turn, not {type(action).__name__}")
+        return episode
+
+    async def _step(self, episode: _Episode, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         turn = parse_turn(action)
         episode.turn += 1
         if not turn.calls and not turn.errors and turn.content:
-            return self._finish(episode, turn.content)
-        return self._continue(episode, turn)
+            episode.messages.append({"role": "assistant", "content": turn.content})
+            return await self._say(episode, turn.content)
+        content = "\n".join(filter(None, [turn.content, *map(render_call, turn.calls)]))
+        episode.messages.append({"role": "assistant", "content": content or action})
+        return await self._continue(episode, turn)
 
-    def _finish(self, episode: _Episode, answer: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        outcome, error_type = 0.0, ""
-        episode.end_reason = "answered"
+    async def _say(self, episode: _Episode, message: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """A turn of plain text: the user replies, or it was the final answer."""
         try:
-            outcome = _checked_outcome(self.score(episode.task, answer))
-        except KeyboardInterrupt:
+            reply = await _result_of(self.reply(message))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except BaseException:
+            logger.exception("reply() failed on task %r; the episode is marked to be dropped", episode.task.id)
+            episode.end_reason = "infra_error"
+            return "", 0.0, False, True, self._info(error_type="infra_error", drop=True)
+        if reply is None:
+            return await self._finish(episode, message, "answered", Reply(""))
+        episode.messages.append({"role": "user", "content": reply.text})
+        if reply.end:
+            return await self._finish(episode, message, "user_ended", reply)
+        episode.cost_usd += reply.cost_usd
+        episode.latency_s += reply.latency_s
+        episode.format_errors_in_a_row = 0
+        episode.end_reason = self._limit_reached(episode, ())
+        reward = _step_reward(episode.task.preference, reply.cost_usd, reply.latency_s)
+        info = self._info(cost_usd=reply.cost_usd, latency_s=reply.latency_s)
+        return reply.text[:MAX_TEXT_CHARS], reward, False, bool(episode.end_reason), info
+
+    async def _finish(
+        self, episode: _Episode, answer: str, end_reason: str, reply: Reply
+    ) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        outcome, error_type = 0.0, ""
+        episode.end_reason = end_reason
+        episode.cost_usd += reply.cost_usd
+        episode.latency_s += reply.latency_s
+        try:
+            outcome = _checked_outcome(await _result_of(self.score(episode.task, answer)))
+        except (KeyboardInterrupt, asyncio.CancelledError):
             raise
         except BaseException:
             logger.exception("score() failed on task %r; the episode is marked to be dropped", episode.task.id)
             episode.end_reason = error_type = "infra_error"
-        info = self._info(outcome=outcome, error_type=error_type, drop=bool(error_type))
-        return "", outcome, True, False, info
+        info = self._info(
+            outcome=outcome,
+            error_type=error_type,
+            drop=bool(error_type),
+            cost_usd=reply.cost_usd,
+            latency_s=reply.latency_s,
+        )
+        reward = outcome + _step_reward(episode.task.preference, reply.cost_usd, reply.latency_s)
+        return reply.text[:MAX_TEXT_CHARS], reward, True, False, info
 
-    def _continue(self, episode: _Episode, turn: ParsedTurn) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    async def _continue(self, episode: _Episode, turn: ParsedTurn) -> tuple[str, float, bool, bool, dict[str, Any]]:
         first_ordinal = len(episode.history)
-        records = run_calls(
+        records = await run_calls(
             turn.calls,
             episode.tools,
             lambda index: self._call_context(episode, first_ordinal + index),
@@ -285,6 +434,7 @@ class ToolEnv(gym.Env[str, str]):
         )
         error_text, _ = cap_text("\n".join(f"Error: {e.message}." for e in format_errors), self.max_output_chars)
         observation = _observation(records, error_text)[:MAX_TEXT_CHARS]
+        episode.messages.append({"role": "tool", "content": observation})
         reward = _step_reward(episode.task.preference, cost_usd, latency_s)
         return observation, reward, False, bool(episode.end_reason), info
 
@@ -298,7 +448,7 @@ class ToolEnv(gym.Env[str, str]):
 
     def _call_context(self, episode: _Episode, ordinal: int) -> CallContext:
         rng = _stream(episode.seed, _CALL_STREAM, episode.replica, ordinal)
-        return CallContext(rng, episode.task, episode.history)
+        return CallContext(rng, episode.task, episode.history, tuple(episode.messages))
 
     def _info(self, **changed: Any) -> dict[str, Any]:
         episode = self._episode
@@ -313,6 +463,7 @@ class ToolEnv(gym.Env[str, str]):
             "turn": episode.turn,
             "end_reason": episode.end_reason,
             "task_id": episode.task.id,
+            "cost_known": episode.cost_known,
             **changed,
         }
 
@@ -336,11 +487,27 @@ INFO_TYPES: Mapping[str, type] = {
     "task_id": str,
     "tools_json": str,
     "preference_json": str,
+    "instructions": str,
+    "cost_known": bool,
 }
 """The keys of `info` and their types, the same after `reset` and every `step`."""
 
 _EMPTY_INFO = {name: kind() for name, kind in INFO_TYPES.items()} | {"calls_json": "[]"}
 _EMPTY_TURN = ParseError("empty_turn", f'the turn is empty: answer, or write {CALL_OPEN}{{"name": ...}}{CALL_CLOSE}')
+
+
+def _read_randomization(mapping: Mapping[str, Any]) -> "Randomization":
+    from orchestra_envs.randomize import read_randomization  # it needs this module's Preference
+
+    return read_randomization(mapping)
+
+
+async def _result_of(value: Any) -> Any:
+    """What a hook returned, awaited where it is async."""
+    if not inspect.isawaitable(value):
+        return value
+    await on_loop()
+    return await asyncio.wait_for(value, HOOK_TIMEOUT_S)
 
 
 def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:

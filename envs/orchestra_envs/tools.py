@@ -1,45 +1,41 @@
 """Tools: what a policy can call, what a call costs, and how a call is run.
 
 A `Tool` is a name, a description, a JSON schema, a Python function (plain or async), a price and a latency. The
-`tool` decorator makes one from a function with type hints and a docstring. `run_calls` runs the calls of one turn
-and turns every fault (unknown tool, wrong arguments, exception, time-out, unusable result) into a `CallRecord`
-that the policy can read; nothing but `KeyboardInterrupt` gets out of it.
+`tool` decorator makes one from a function with type hints and a docstring. How calls are run stands in `calls`.
 
-Costs are US dollars, latencies seconds of a declared clock: the one the result states, or else the tool's own
-`latency_s`. No wall clock enters a record, so the same seed and the same actions give the same records.
+Costs are US dollars, latencies seconds. A tool's clock is "declared" (the latency that the result states, or else the
+tool's own `latency_s`; no wall clock enters a record, so the same seed and the same actions give the same records) or
+"measured" (the seconds that the call took).
 """
 
-import asyncio
-import copy
 import functools
 import inspect
 import json
 import math
-import os
 import re
 import textwrap
-import threading
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import jsonschema
 import jsonschema.exceptions
 import numpy as np
 import pydantic
 
-from orchestra_envs.parse import ToolCall, replace_surrogates
+from orchestra_envs.limits import Limiter, Retry
 
 if TYPE_CHECKING:
     from orchestra_envs.env import Task
 
+Source = Literal["live", "simulated", "recorded"]
+SOURCES: tuple[str, ...] = typing.get_args(Source)
+CLOCKS = ("declared", "measured")
 DEFAULT_TIMEOUT_S = 60.0
 MAX_USD_PER_TOKEN = 1.0
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_T = TypeVar("_T")
 
 
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
@@ -50,7 +46,8 @@ def canonical_json(value: Any) -> str:
     return _encode_json(value)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number (no bool), of Python or NumPy."""
     return (
         isinstance(value, int | float | np.integer | np.floating)
         and not isinstance(value, bool)
@@ -74,7 +71,7 @@ class Price:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not (_is_number(value) and value >= 0):
+            if not (is_number(value) and value >= 0):
                 raise ValueError(f"Price.{name} must be a finite number of at least 0, not {value!r}")
             object.__setattr__(self, name, float(value))  # NumPy's numbers are no JSON
         for name in ("per_input_token_usd", "per_output_token_usd"):
@@ -98,7 +95,8 @@ class Price:
 class ToolResult:
     """What a tool function may return to state its own accounts.
 
-    `cost_usd=None` means: by the tool's price. `latency_s=None` means: the tool's declared latency.
+    `cost_usd=None` means: by the tool's price. `latency_s=None` means: by the tool's clock. `cost_known=False` says
+    that the cost is an estimate (an endpoint that did not tell the tokens it charged for).
     """
 
     text: str
@@ -106,6 +104,7 @@ class ToolResult:
     latency_s: float | None = None
     input_tokens: int = 0
     output_tokens: int = 0
+    cost_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,10 @@ class CallRecord:
     """One call after it was run (or refused); `text` is what the policy reads.
 
     `status` is "ok" or "error"; `error_type` is "" or one of unknown_tool, invalid_arguments, tool_exception,
-    timeout, bad_result, budget. `attempts` is 0 for a call that never started.
+    unavailable, timeout, bad_result, budget. `attempts` is 0 for a call that never started. `queue_s` are the seconds
+    it waited for its tool's limiter (not in `latency_s`; 0 by a declared clock). `backend` says what is behind the
+    tool's name; the policy never reads it. `raw_sha256` is the hash of an output that was no UTF-8, whose bad bytes
+    stand as U+FFFD in `text`; "" otherwise.
     """
 
     tool: str
@@ -127,7 +129,11 @@ class CallRecord:
     input_tokens: int
     output_tokens: int
     truncated_chars: int
-    source: Literal["live", "simulated", "recorded"]
+    source: Source
+    cost_known: bool = True
+    queue_s: float = 0.0
+    backend: str = ""
+    raw_sha256: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The record as JSON values (`dataclasses.asdict` would copy the arguments, slowly)."""
@@ -139,12 +145,14 @@ class CallContext:
     """What a tool may know of the episode; injected into an argument annotated `CallContext`.
 
     `rng` depends on the episode's seed, the replica and the ordinal of the call alone. `history` holds the calls
-    of earlier turns (those of the same turn run at the same time).
+    of earlier turns (those of the same turn run at the same time). `messages` is the conversation so far without
+    hidden reasoning: {"role": "user", "assistant" or "tool", "content": text}, oldest first.
     """
 
     rng: np.random.Generator
     task: "Task"
     history: tuple[CallRecord, ...]
+    messages: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,10 +165,21 @@ class Tool:
         parameters: JSON schema (draft 2020-12) of the arguments, of type "object".
         function: called with the arguments as keywords; plain or async. Async calls of a turn run concurrently,
             plain ones one after the other. It returns a `ToolResult`, a string, bytes (UTF-8) or any JSON value.
-        price: dollars; a call that fails costs its `per_call_usd` and `per_second_usd`.
-        latency_s: declared seconds of a call.
-        timeout_s: wall-clock limit of an async call (a plain function cannot be interrupted).
+            It may raise `ToolArgumentError` or `ToolUnavailableError`; whatever else it raises is a fault, too.
+        price: dollars; a call that fails costs its `per_call_usd` and `per_second_usd`, one whose backend was
+            unavailable what the error says.
+        latency_s: declared seconds of a call; what the policy is told to expect.
+        timeout_s: wall-clock limit of a call, its retries and their pauses included, the wait for the limiter not.
+            A plain function cannot be interrupted: it is left behind, and after `calls.MAX_HUNG_CALLS` of those the
+            tool is refused until one ends.
+        clock: whether records carry declared or measured seconds. Environments with measured tools must be registered
+            with `nondeterministic=True`.
+        retry: when to try a failed call again; None for never.
+        limiter: bounds shared by all tools that hold it (aliases by `dataclasses.replace` do).
+        max_output_chars: longer outputs are cut there, if the environment does not cut sooner.
+        inline: for plain functions that never wait (simulations): run in the caller's thread, without a time limit.
         source: written into the records.
+        backend: identity of what is behind the name, written into the records; the policy never reads it.
 
     Raises:
         ValueError: a field is not usable; the message names the tool and the field.
@@ -174,24 +193,54 @@ class Tool:
     latency_s: float = 0.0
     _: KW_ONLY
     timeout_s: float = DEFAULT_TIMEOUT_S
-    source: Literal["live", "simulated", "recorded"] = "simulated"
+    clock: Literal["declared", "measured"] = "declared"
+    retry: Retry | None = None
+    limiter: Limiter | None = None
+    max_output_chars: int | None = None
+    inline: bool = False
+    source: Source = "simulated"
+    backend: str = ""
+    is_async: bool = field(init=False, repr=False, compare=False)
     _context_argument: str | None = field(init=False, repr=False, compare=False)
     _validator: jsonschema.Draft202012Validator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ValueError(f"tool name {self.name!r} must be 1 to 64 letters, digits, '_', '-' or '.'")
-        if not isinstance(self.description, str) or not self.description.strip():
-            raise ValueError(f"tool {self.name!r} needs a description: the policy chooses by it")
-        if not callable(self.function):
-            raise ValueError(f"tool {self.name!r}: function must be callable, not {self.function!r}")
-        if not (_is_number(self.latency_s) and self.latency_s >= 0):
-            raise ValueError(f"tool {self.name!r}: latency_s must be a finite number >= 0, not {self.latency_s!r}")
-        if not (_is_number(self.timeout_s) and self.timeout_s > 0):
-            raise ValueError(f"tool {self.name!r}: timeout_s must be a finite number > 0, not {self.timeout_s!r}")
+        if problem := self._problem():
+            raise ValueError(f"tool {self.name!r}: {problem}")
         object.__setattr__(self, "latency_s", float(self.latency_s))
+        object.__setattr__(self, "is_async", _is_async(self.function))
         object.__setattr__(self, "_context_argument", _context_argument(self.function))
         object.__setattr__(self, "_validator", _validator(self.name, self.parameters))
+
+    def _problem(self) -> str:
+        """What is wrong with the fields, "" if nothing is."""
+        if not isinstance(self.description, str) or not self.description.strip():
+            return "needs a description: the policy chooses by it"
+        if not callable(self.function):
+            return f"function must be callable, not {self.function!r}"
+        if not isinstance(self.price, Price):
+            return f"price must be a Price, not {self.price!r}"
+        if not (is_number(self.latency_s) and self.latency_s >= 0):
+            return f"latency_s must be a finite number >= 0, not {self.latency_s!r}"
+        if not (is_number(self.timeout_s) and self.timeout_s > 0):
+            return f"timeout_s must be a finite number > 0, not {self.timeout_s!r}"
+        for name, allowed in (("clock", CLOCKS), ("source", SOURCES)):
+            if getattr(self, name) not in allowed:
+                return f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}"
+        for name, kind in (("retry", Retry), ("limiter", Limiter)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                return f"{name} must be a {kind.__name__} or None, not {value!r}"
+        cap = self.max_output_chars
+        if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap < 1):
+            return f"max_output_chars must be a whole number of at least 1 or None, not {cap!r}"
+        if self.inline and (_is_async(self.function) or self.retry or self.limiter):
+            return "inline is for plain functions that never wait: without async, retry and limiter"
+        if not isinstance(self.backend, str):
+            return f"backend must be a string, not {self.backend!r}"
+        return ""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The underlying function, so that a decorated one can still be called by hand."""
@@ -233,7 +282,13 @@ def tool(
     price: Price = ...,
     latency_s: float = 0.0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    source: Literal["live", "simulated", "recorded"] = "simulated",
+    clock: Literal["declared", "measured"] = "declared",
+    retry: Retry | None = None,
+    limiter: Limiter | None = None,
+    max_output_chars: int | None = None,
+    inline: bool = False,
+    source: Source = "simulated",
+    backend: str = "",
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **fields: Any) -> Tool | Callable[..., Tool]:
     """Make a `Tool` of a function with type hints and a docstring; `@tool` or `@tool(price=..., latency_s=...)`.
@@ -255,220 +310,6 @@ class ToolArgumentError(ValueError):
     """Raised by a tool function whose arguments fit the schema and still make no sense; nothing is charged."""
 
 
-def run_calls(
-    calls: Sequence[ToolCall],
-    tools: Mapping[str, Tool],
-    make_context: Callable[[int], CallContext],
-    *,
-    max_output_chars: int,
-    budget_usd: float | None = None,
-) -> list[CallRecord]:
-    """Run the calls of one turn; one record a call, in the order of the calls. No fault of a tool gets out.
-
-    Plain functions run here one after the other, async ones all at once on a shared background event loop, which
-    is not touched if there are none.
-
-    Args:
-        calls: what the policy asked for.
-        tools: by name.
-        make_context: the context of the i-th of these calls; used only for tools that want one.
-        max_output_chars: longer texts are cut there and marked.
-        budget_usd: a call that would start when this turn has spent so much is refused; async calls that are
-            under way count with their price per call. None for no limit.
-    """
-    records: dict[int, CallRecord] = {}
-    under_way: dict[int, tuple[Awaitable[Any], float]] = {}
-    spent_usd = 0.0
-    for index, call in enumerate(calls):
-        tool = tools.get(call.name)
-        if budget_usd is not None and spent_usd >= budget_usd:
-            outcome: Any = _Fault("budget", "the budget is spent; the call was refused", started=False)
-        elif tool is None:
-            known = ", ".join(tools) or "none"
-            outcome = _Fault("unknown_tool", f"there is no tool {call.name!r}; tools: {known}", started=False)
-        else:
-            outcome = _start(call, tool, make_context, index)
-            if inspect.isawaitable(outcome):
-                under_way[index] = outcome, tool.timeout_s
-                spent_usd += tool.price.per_call_usd
-                continue
-        records[index] = _record(call, tool, outcome, max_output_chars)
-        spent_usd += records[index].cost_usd
-    if under_way:
-        outcomes = _on_background_loop(_await_all(under_way.values()))
-        for index, outcome in zip(under_way, outcomes):
-            if isinstance(outcome, KeyboardInterrupt):
-                raise outcome
-            call = calls[index]
-            records[index] = _record(call, tools[call.name], outcome, max_output_chars)
-    return [records[index] for index in range(len(calls))]
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """Why a call has no result. A `started` one is charged, with `latency_s` or else the declared latency."""
-
-    error_type: str
-    message: str
-    started: bool = True
-    latency_s: float | None = None
-
-
-def _start(call: ToolCall, tool: Tool, make_context: Callable[[int], CallContext], index: int) -> Any:
-    """Check the arguments and call the function: what it returned (an awaitable, if async) or raised, or a `_Fault`."""
-    try:
-        if message := tool.argument_error(call.arguments):
-            return _Fault("invalid_arguments", f"{call.name}: {message}", started=False)
-        arguments = _own_copy(call.arguments)
-        if tool._context_argument is not None:
-            arguments[tool._context_argument] = make_context(index)
-        return tool.function(**arguments)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return error
-
-
-def _fault_of(name: str, error: BaseException) -> _Fault:
-    try:
-        message = _ADDRESS.sub("", str(error))
-    except Exception:  # an exception whose __str__ raises
-        message = ""
-    if isinstance(error, ToolArgumentError):
-        return _Fault("invalid_arguments", f"{name}: {message}", started=False)
-    kind = type(error).__name__
-    return _Fault("tool_exception", f"{name}: {kind}: {message}" if message else f"{name}: {kind}")
-
-
-def _record(call: ToolCall, tool: Tool | None, outcome: Any, max_output_chars: int) -> CallRecord:
-    """The account of a call from what came of it: its function's result, an exception, or a `_Fault`."""
-    fault = outcome if isinstance(outcome, _Fault) else None
-    if isinstance(outcome, BaseException):
-        fault = _fault_of(call.name, outcome)
-    elif fault is None:
-        try:
-            result = _as_result(outcome)
-        except Exception as error:  # the value may be anything
-            fault = _Fault("bad_result", f"{call.name} gave no usable result: {error}")
-    if fault is not None:
-        text = f"Error: {fault.message}"
-        result = ToolResult(text, None, fault.latency_s) if fault.started else ToolResult(text, 0.0, 0.0)
-    cost_usd, latency_s = result.cost_usd, result.latency_s
-    if latency_s is None:
-        assert tool is not None  # without a tool no call starts
-        latency_s = tool.latency_s
-    if cost_usd is None:
-        assert tool is not None
-        cost_usd = tool.price.cost_usd(
-            input_tokens=result.input_tokens, output_tokens=result.output_tokens, latency_s=latency_s
-        )
-    text, truncated_chars = cap_text(replace_surrogates(result.text), max_output_chars)
-    return CallRecord(
-        tool=call.name,
-        arguments=call.arguments,
-        status="error" if fault else "ok",
-        error_type=fault.error_type if fault else "",
-        text=text,
-        cost_usd=float(cost_usd),
-        latency_s=float(latency_s),
-        attempts=0 if fault and not fault.started else 1,
-        input_tokens=int(result.input_tokens),
-        output_tokens=int(result.output_tokens),
-        truncated_chars=truncated_chars,
-        source=tool.source if tool else "simulated",
-    )
-
-
-def _as_result(value: Any) -> ToolResult:
-    """A function's return value as a `ToolResult`; raises if it is not usable."""
-    if isinstance(value, str):
-        return ToolResult(value)
-    if isinstance(value, bytes):
-        return ToolResult(value.decode("utf-8", errors="replace"))
-    if not isinstance(value, ToolResult):
-        return ToolResult(json.dumps(value, ensure_ascii=False, allow_nan=False, default=_numpy_value))
-    if not isinstance(value.text, str):
-        raise TypeError(f"text must be a string, not {type(value.text).__name__}")
-    for name in ("cost_usd", "latency_s", "input_tokens", "output_tokens"):
-        amount = getattr(value, name)
-        may_be_none = name in ("cost_usd", "latency_s")
-        if not (amount is None and may_be_none) and not (_is_number(amount) and amount >= 0):
-            raise ValueError(f"{name} must be a finite number >= 0, not {amount!r}")
-    return value
-
-
-def _numpy_value(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def cap_text(text: str, max_chars: int) -> tuple[str, int]:
-    """The first `max_chars` characters with a mark that says how many were cut, and that number."""
-    num_cut = len(text) - max_chars
-    if num_cut <= 0:
-        return text, 0
-    return f"{text[:max_chars]}\n[{num_cut} characters cut]", num_cut
-
-
-def _own_copy(arguments: dict[str, Any]) -> dict[str, Any]:
-    """A copy that a tool may change without changing the record."""
-    if any(isinstance(value, dict | list) for value in arguments.values()):
-        return copy.deepcopy(arguments)
-    return dict(arguments)
-
-
-async def _await_all(limited: Iterable[tuple[Awaitable[Any], float]]) -> list[Any]:
-    return await asyncio.gather(*(_await_one(awaitable, timeout_s) for awaitable, timeout_s in limited))
-
-
-async def _await_one(awaitable: Awaitable[Any], timeout_s: float) -> Any:
-    """The result, the exception or a `_Fault`. A tool that ignores its cancellation is left behind, not waited for."""
-    task = asyncio.ensure_future(_guarded(awaitable))
-    done, _ = await asyncio.wait({task}, timeout=timeout_s)
-    if not done:
-        task.cancel()
-        return _Fault("timeout", f"no result within {timeout_s:g} s", latency_s=timeout_s)
-    return task.result()
-
-
-async def _guarded(awaitable: Awaitable[Any]) -> Any:
-    # Every exception is caught here: SystemExit out of a task would stop the loop that all tools share.
-    try:
-        return await awaitable
-    except BaseException as error:
-        return error
-
-
-_loop: asyncio.AbstractEventLoop | None = None
-_loop_lock = threading.Lock()
-
-
-def _on_background_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run `coroutine` on the process's tool loop (so it works inside notebooks and other loops) and wait."""
-    global _loop
-    with _loop_lock:
-        if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="orchestra-tools", daemon=True).start()
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop)
-    try:
-        return future.result()
-    except BaseException:  # interrupted while waiting: leave no task behind
-        future.cancel()
-        raise
-
-
-def _forget_loop() -> None:
-    """In a forked child: the loop's thread stayed with the parent."""
-    global _loop, _loop_lock
-    _loop, _loop_lock = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_loop)
-
-
 def _validator(name: str, schema: Any) -> jsonschema.Draft202012Validator:
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise ValueError(f'tool {name!r}: parameters must be a JSON schema with "type": "object"')
@@ -486,6 +327,15 @@ def _compiled(schema_json: str) -> jsonschema.Draft202012Validator:
     if remote := re.search(r'"\$ref":"(?!#)([^"]*)"', schema_json):
         raise ValueError(f"it refers to {remote[1]!r}, and only references within it are read")
     return jsonschema.Draft202012Validator(schema)
+
+
+def _is_async(function: Any) -> bool:
+    """Whether calling it gives a coroutine; partials, decorated functions and callable objects are looked into."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function) if callable(function) else function
+    routine = function if inspect.isroutine(function) else type(function).__call__
+    return inspect.iscoroutinefunction(routine)
 
 
 def _is_context(annotation: Any) -> bool:

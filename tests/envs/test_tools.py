@@ -9,11 +9,12 @@ import time
 from typing import Annotated, Literal
 
 import numpy as np
-import orchestra_envs.tools
+import orchestra_envs.loop
 import pydantic
 import pytest
 from orchestra_envs import CallContext, Price, Task, Tool, ToolArgumentError, ToolCall, ToolResult, tool
-from orchestra_envs.tools import run_calls
+from orchestra_envs.calls import run_calls
+from orchestra_envs.loop import drive
 
 ANY_OBJECT = {"type": "object"}
 
@@ -24,7 +25,7 @@ def context(index: int) -> CallContext:
 
 def run(calls, tools, **kwargs):
     kwargs.setdefault("max_output_chars", 1000)
-    return run_calls(calls, {t.name: t for t in tools}, context, **kwargs)
+    return drive(run_calls(calls, {t.name: t for t in tools}, context, **kwargs))
 
 
 def run_one(function, arguments=None, **fields):
@@ -502,11 +503,11 @@ def test_it_works_inside_a_running_loop_and_in_threads():
     assert time.perf_counter() - start < 0.7
 
 
-def test_no_loop_is_touched_for_plain_functions(monkeypatch):
+def test_inline_functions_stay_in_the_callers_thread(monkeypatch):
     used = []
-    on_loop = orchestra_envs.tools._on_background_loop
-    monkeypatch.setattr(orchestra_envs.tools, "_on_background_loop", lambda c: used.append(c) or on_loop(c))
-    assert run_one(lambda: "x").text == "x"
+    run_on_loop = orchestra_envs.loop.run_on_loop
+    monkeypatch.setattr(orchestra_envs.loop, "run_on_loop", lambda c: used.append(c) or run_on_loop(c))
+    assert run_one(lambda: threading.current_thread().name, inline=True).text == threading.current_thread().name
     assert used == []
     assert run_one(asyncio.sleep, {"delay": 0}).text == "null"
     assert len(used) == 1

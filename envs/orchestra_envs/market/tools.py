@@ -115,6 +115,7 @@ def calculator_tool() -> Tool:
         parameters=_schema(expression=expression),
         function=_run_calculator,
         latency_s=0.05,
+        inline=True,
     )
 
 
@@ -130,6 +131,7 @@ def search_tool() -> Tool:
         function=_run_search,
         price=Price(per_call_usd=0.0005),
         latency_s=0.3,
+        inline=True,
     )
 
 
@@ -152,6 +154,8 @@ def expert_tool(expert: Expert) -> Tool:
         function=consult,
         price=expert_price(expert),
         latency_s=expert.latency_s,
+        inline=True,
+        backend=f"simulated:{expert.name}",
     )
 
 
