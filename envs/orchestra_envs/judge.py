@@ -27,6 +27,7 @@ policy. When it cannot be reached or gives no verdict, `JudgeError` is raised, a
 """
 
 import asyncio
+import functools
 import hashlib
 import inspect
 import json
@@ -92,7 +93,7 @@ class JudgeUsage:
 _ANSWER_LINE = re.compile(
     r"(?:^|(?<=[\s*_#>(.]))(?:final[ \t]+)?answer[ \t*_]{0,8}[:：][ \t*_]*", re.IGNORECASE | re.MULTILINE
 )
-_BOXED = re.compile(r"\\f?boxed\s*\{")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _ANSWER_TAG = re.compile(r"<answer>", re.IGNORECASE)
 _ANSWER_TAG_END = re.compile(r"</answer>", re.IGNORECASE)
 
@@ -609,7 +610,7 @@ class Judge:
         messages, code = judge_messages(question, truths, given)
         last_line = ""
         for _ in range(MAX_VERDICT_ATTEMPTS):
-            reply = await self.retry.run(lambda: self._chat(messages))
+            reply = await self.retry.run(functools.partial(self._chat, messages))
             self._account(reply)
             verdict = read_verdict(reply.text, code)
             if verdict is not None:

@@ -146,18 +146,29 @@ def object_from_config(kind: type[_T], value: Any, where: str) -> _T:
 
 
 def refuse_secrets(config: Any, where: str) -> None:
-    """Raises a ValueError if a key of `config`, at any depth, is one that holds a secret; the value is not shown."""
+    """Raises a ValueError if a key of `config`, at any depth, is one that holds a secret; the value is not shown.
+
+    None is no secret, and what stands under a key that ends in "_env" are names of variables.
+    """
     if isinstance(config, Mapping):
         for key, value in config.items():
-            if isinstance(key, str) and _SECRET_KEY.fullmatch(re.sub(r"[^a-z0-9]", "", key.casefold())):
+            if value is None or str(key).endswith("_env"):
+                continue
+            if _names_secret(str(key)):
                 raise ValueError(
                     f"{where}.{key}: no keys or passwords in a config; put it into an environment variable and give "
-                    "that variable's name (as `api_key_env`)"
+                    "that variable's name (in api_key_env or headers_env; among an MCP server's `env`, null takes it)"
                 )
             refuse_secrets(value, f"{where}.{key}")
     elif isinstance(config, list | tuple):
         for index, value in enumerate(config):
             refuse_secrets(value, f"{where}[{index}]")
+
+
+def _names_secret(key: str) -> bool:
+    if key.isupper() and key.endswith(("TOKEN", "SECRET", "PASSWORD", "KEY")):  # a variable, as GITHUB_TOKEN
+        return True
+    return _SECRET_KEY.fullmatch(re.sub(r"[^a-z0-9]", "", key.casefold())) is not None
 
 
 # --- One cache a process ---------------------------------------------------------------------------------------
@@ -213,10 +224,6 @@ def _made(config: dict[str, Any], where: str) -> tuple[Tool, ...]:
         near = difflib.get_close_matches(str(kind), KINDS, n=1, cutoff=0.5)
         more = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(KINDS)}"
         raise ValueError(f"{where}.kind: {'missing' if kind is None else f'no kind {kind!r}'}; {more}")
-    if config.get("price") is not None:
-        config["price"] = as_price(config["price"], f"{where}.price")
-    if config.get("retry") is not None:
-        config["retry"] = object_from_config(Retry, config["retry"], f"{where}.retry")
     if kind == "function":
         return _function_tools(config, where)
     if kind == "installed":
@@ -293,6 +300,10 @@ def _overridden(
 ) -> tuple[Tool, ...]:
     """`tools` with fields replaced; bounds make one limiter that all of them share."""
     fields = {key: value for key, value in overrides.items() if key not in _LIMITS}
+    if "price" in fields:
+        fields["price"] = as_price(fields["price"], f"{where}.price")
+    if fields.get("retry") is not None:
+        fields["retry"] = object_from_config(Retry, fields["retry"], f"{where}.retry")
     bounds = {key: overrides[key] for key in _LIMITS if overrides.get(key) is not None}
     for key in ("name", "description"):
         if key in fields and len(tools) > 1:
