@@ -122,13 +122,13 @@ class _Fault:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What came of a call: what its function returned or raised, or a `_Fault`; and what the attempts before cost."""
+    """What came of a call: what its function returned or raised, or a `_Fault`; and the failed attempts' bill."""
 
     value: Any
     attempts: int = 1
     wall_s: float = 0.0
     queue_s: float = 0.0
-    billed_usd: float = 0.0
+    failed: tuple[ToolUnavailableError, ...] = ()
 
 
 def _refused(error_type: str, message: str) -> _Outcome:
@@ -181,7 +181,7 @@ async def _within_time(tool: Tool, function: Callable[[], Any], queue_s: float) 
         attempts.give_up()
         task.cancel()
         value = _Fault("timeout", f"no result within {tool.timeout_s:g} s", latency_s=tool.timeout_s)
-    return _Outcome(value, max(attempts.number, 1), time.perf_counter() - start, queue_s, attempts.billed_usd)
+    return _Outcome(value, max(attempts.number, 1), time.perf_counter() - start, queue_s, tuple(attempts.failed))
 
 
 class _Attempts:
@@ -191,9 +191,7 @@ class _Attempts:
         self.tool = tool
         self.function = function
         self.number = 0
-        self.billed_usd = 0.0
-        """Of the failed attempts that were followed by another."""
-        self._last_usd = 0.0
+        self.failed: list[ToolUnavailableError] = []
         self._gave_up = threading.Event()
 
     async def run(self) -> Any:
@@ -203,19 +201,17 @@ class _Attempts:
 
     def give_up(self) -> None:
         """The time is over; a plain function that still runs counts as hung from here on."""
-        self.billed_usd += self._last_usd
         self._gave_up.set()
 
     async def _attempt(self) -> Any:
         if self.number and self.tool.limiter:
             await self.tool.limiter.wait_for_rate()
         self.number += 1
-        self.billed_usd, self._last_usd = self.billed_usd + self._last_usd, 0.0
         try:
             value = self.function() if self.tool.is_async else await self._in_thread()
             return await value if inspect.isawaitable(value) else value
         except ToolUnavailableError as error:
-            self._last_usd = error.cost_usd
+            self.failed.append(error)
             raise
 
     async def _in_thread(self) -> Any:
@@ -295,7 +291,7 @@ def _fault_of(name: str, error: BaseException) -> _Fault:
     if isinstance(error, ToolArgumentError):
         return _Fault("invalid_arguments", f"{name}: {message}", 0.0, 0.0)
     if isinstance(error, ToolUnavailableError):
-        return _Fault("unavailable", f"{name} is unavailable: {message}", error.cost_usd)
+        return _Fault("unavailable", f"{name} is unavailable: {message}", 0.0)  # the bill of failed attempts is added
     kind = type(error).__name__
     return _Fault("tool_exception", f"{name}: {kind}: {message}" if message else f"{name}: {kind}")
 
@@ -326,14 +322,14 @@ def _record(call: ToolCall, tool: Tool | None, outcome: _Outcome, max_output_cha
         status="error" if fault else "ok",
         error_type=fault.error_type if fault else "",
         text=text,
-        cost_usd=_cost_usd(tool, result, latency_s) + outcome.billed_usd,
+        cost_usd=_cost_usd(tool, result, latency_s) + sum(_bill_usd(tool, error) for error in outcome.failed),
         latency_s=latency_s,
         attempts=0 if fault and fault.error_type == "invalid_arguments" else outcome.attempts,
-        input_tokens=int(result.input_tokens),
-        output_tokens=int(result.output_tokens),
+        input_tokens=int(result.input_tokens) + sum(error.input_tokens for error in outcome.failed),
+        output_tokens=int(result.output_tokens) + sum(error.output_tokens for error in outcome.failed),
         truncated_chars=truncated_chars,
         source=tool.source if tool else "simulated",
-        cost_known=result.cost_known,
+        cost_known=result.cost_known and all(error.cost_known for error in outcome.failed),
         queue_s=outcome.queue_s if measured else 0.0,
         backend=tool.backend if tool else "",
         raw_sha256=_hash_of_undecodable(value),
@@ -354,6 +350,15 @@ def _cost_usd(tool: Tool | None, result: ToolResult, latency_s: float) -> float:
     return float(
         tool.price.cost_usd(input_tokens=result.input_tokens, output_tokens=result.output_tokens, latency_s=latency_s)
     )
+
+
+def _bill_usd(tool: Tool | None, error: ToolUnavailableError) -> float:
+    """What a failed attempt cost."""
+    if tool is None:
+        return error.cost_usd
+    price = tool.price
+    tokens_usd = price.per_input_token_usd * error.input_tokens + price.per_output_token_usd * error.output_tokens
+    return error.cost_usd + tokens_usd
 
 
 def _as_result(value: Any) -> ToolResult:

@@ -250,6 +250,14 @@ class ToolEnv(gym.Env[str, str]):
         """
         return None
 
+    def ended(self) -> tuple[str, bool] | None:
+        """Whether a tool brought the episode to its end; asked after every turn with calls.
+
+        None (the default) if not, else the end_reason and whether the episode is complete: complete ones terminate
+        and are scored on the last message (""), others are truncated.
+        """
+        return None
+
     def demonstrate(self, task: Task, rng: np.random.Generator) -> Sequence[str]:
         """Optional: the assistant's turns in an episode on `task`, for warm starts (`sft.router: demonstration`).
 
@@ -389,17 +397,9 @@ class ToolEnv(gym.Env[str, str]):
     async def _finish(
         self, episode: _Episode, answer: str, end_reason: str, reply: Reply
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        outcome, error_type = 0.0, ""
-        episode.end_reason = end_reason
         episode.cost_usd += reply.cost_usd
         episode.latency_s += reply.latency_s
-        try:
-            outcome = _checked_outcome(await _result_of(self.score(episode.task, answer)))
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            raise
-        except BaseException:
-            logger.exception("score() failed on task %r; the episode is marked to be dropped", episode.task.id)
-            episode.end_reason = error_type = "infra_error"
+        outcome, error_type = await self._scored(episode, answer, end_reason)
         info = self._info(
             outcome=outcome,
             error_type=error_type,
@@ -410,12 +410,24 @@ class ToolEnv(gym.Env[str, str]):
         reward = outcome + _step_reward(episode.task.preference, reply.cost_usd, reply.latency_s)
         return reply.text[:MAX_TEXT_CHARS], reward, True, False, info
 
+    async def _scored(self, episode: _Episode, answer: str, end_reason: str) -> tuple[float, str]:
+        """Ends the episode; its outcome, and "infra_error" if that could not be told."""
+        episode.end_reason = end_reason
+        try:
+            return _checked_outcome(await _result_of(self.score(episode.task, answer))), ""
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except BaseException:
+            logger.exception("score() failed on task %r; the episode is marked to be dropped", episode.task.id)
+            episode.end_reason = "infra_error"
+            return 0.0, "infra_error"
+
     async def _continue(self, episode: _Episode, turn: ParsedTurn) -> tuple[str, float, bool, bool, dict[str, Any]]:
         first_ordinal = len(episode.history)
         records = await run_calls(
             turn.calls,
             episode.tools,
-            lambda index: self._call_context(episode, first_ordinal + index),
+            lambda index: self._call_context(episode, first_ordinal + index, turn.calls[index].name),
             max_output_chars=self.max_output_chars,
             budget_usd=None if self.budget_usd is None else self.budget_usd - episode.cost_usd,
         )
@@ -423,20 +435,28 @@ class ToolEnv(gym.Env[str, str]):
         cost_usd, latency_s, num_errors = episode.account(records, len(format_errors))
         error_types = [record.error_type for record in records if record.error_type]
         error_types += [error.kind for error in format_errors]
-        episode.end_reason = self._limit_reached(episode, error_types)
+        ended = self.ended()
+        if ended is not None and ended[1]:
+            outcome, failure = await self._scored(episode, "", ended[0])
+        else:
+            outcome, failure = 0.0, ""
+            episode.end_reason = ended[0] if ended else self._limit_reached(episode, error_types)
         info = self._info(
+            outcome=outcome,
+            drop=bool(failure),
             cost_usd=cost_usd,
             latency_s=latency_s,
             num_calls=len(records),
             num_errors=num_errors,
-            error_type=error_types[0] if error_types else "",
+            error_type=failure or (error_types[0] if error_types else ""),
             calls_json=canonical_json([record.as_dict() for record in records]),
         )
         error_text, _ = cap_text("\n".join(f"Error: {e.message}." for e in format_errors), self.max_output_chars)
         observation = _observation(records, error_text)[:MAX_TEXT_CHARS]
         episode.messages.append({"role": "tool", "content": observation})
-        reward = _step_reward(episode.task.preference, cost_usd, latency_s)
-        return observation, reward, False, bool(episode.end_reason), info
+        reward = outcome + _step_reward(episode.task.preference, cost_usd, latency_s)
+        terminated = ended is not None and ended[1]
+        return observation, reward, terminated, bool(episode.end_reason) and not terminated, info
 
     def _limit_reached(self, episode: _Episode, error_types: Sequence[str]) -> str:
         if "budget" in error_types:
@@ -446,9 +466,9 @@ class ToolEnv(gym.Env[str, str]):
             return "format_errors"
         return "max_turns" if episode.turn >= self.max_turns else ""
 
-    def _call_context(self, episode: _Episode, ordinal: int) -> CallContext:
+    def _call_context(self, episode: _Episode, ordinal: int, name: str) -> CallContext:
         rng = _stream(episode.seed, _CALL_STREAM, episode.replica, ordinal)
-        return CallContext(rng, episode.task, episode.history, tuple(episode.messages))
+        return CallContext(rng, episode.task, episode.history, tuple(episode.messages), episode.tools[name].price)
 
     def _info(self, **changed: Any) -> dict[str, Any]:
         episode = self._episode

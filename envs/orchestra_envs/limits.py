@@ -21,16 +21,30 @@ class ToolUnavailableError(Exception):
         message: what went wrong; the policy reads it.
         transient: whether trying again may help; the tool's `retry` does so.
         retry_after_s: seconds that the backend asked to wait.
-        cost_usd: what the failed attempt cost in US dollars.
+        cost_usd: what the failed attempt cost in US dollars, beside its tokens.
+        input_tokens: that the attempt was billed for, by the tool's price.
+        output_tokens: the same.
+        cost_known: False if these are estimates.
     """
 
     def __init__(
-        self, message: str, *, transient: bool = True, retry_after_s: float | None = None, cost_usd: float = 0.0
+        self,
+        message: str,
+        *,
+        transient: bool = True,
+        retry_after_s: float | None = None,
+        cost_usd: float = 0.0,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cost_known: bool = True,
     ) -> None:
         super().__init__(message)
         self.transient = transient
         self.retry_after_s = retry_after_s
         self.cost_usd = cost_usd
+        self.input_tokens = input_tokens
+        self.output_tokens = output_tokens
+        self.cost_known = cost_known
 
 
 def is_transient(error: BaseException) -> bool:
@@ -79,7 +93,11 @@ class Retry:
             sleep=asyncio.sleep,
             reraise=True,
         )
-        return await retrying(attempt)
+
+        async def awaited() -> _T:  # tenacity awaits only what it can see to be async
+            return await attempt()
+
+        return await retrying(awaited)
 
 
 class Limiter:

@@ -146,13 +146,15 @@ class CallContext:
 
     `rng` depends on the episode's seed, the replica and the ordinal of the call alone. `history` holds the calls
     of earlier turns (those of the same turn run at the same time). `messages` is the conversation so far without
-    hidden reasoning: {"role": "user", "assistant" or "tool", "content": text}, oldest first.
+    hidden reasoning: {"role": "user", "assistant" or "tool", "content": text}, oldest first. `price` is the tool's in
+    this episode, for tools that state their own costs.
     """
 
     rng: np.random.Generator
     task: "Task"
     history: tuple[CallRecord, ...]
     messages: tuple[Mapping[str, str], ...] = ()
+    price: Price = Price()
 
 
 @dataclass(frozen=True)

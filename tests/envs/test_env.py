@@ -183,6 +183,10 @@ def test_one_call():
             "output_tokens": 0,
             "truncated_chars": 0,
             "source": "simulated",
+            "cost_known": True,
+            "queue_s": 0.0,
+            "backend": "",
+            "raw_sha256": "",
         }
     ]
 

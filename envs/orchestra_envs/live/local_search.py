@@ -41,7 +41,7 @@ from orchestra_envs.live.dense import Embedder, best_of, embed, import_openai, n
 from orchestra_envs.live.index_store import Stored, commit, new_build, read_index
 from orchestra_envs.live.options import made
 from orchestra_envs.live.passages import Document, Passage, Problem, documents, passages
-from orchestra_envs.market.corpus import _import_bm25s
+from orchestra_envs.bm25 import import_bm25s
 from orchestra_envs.tools import Price, Tool, ToolArgumentError, ToolResult, canonical_json
 
 Mode = Literal["bm25", "dense", "hybrid"]
@@ -369,7 +369,7 @@ def _write_passages(folder: Path, stream: Iterable[Passage]) -> tuple[_Words, ar
 
 
 def _write_bm25(folder: Path, words: _Words, *, k1: float, b: float) -> None:
-    bm25 = _import_bm25s().BM25(k1=k1, b=b, method="lucene", backend="numpy", csc_backend="numpy")
+    bm25 = import_bm25s().BM25(k1=k1, b=b, method="lucene", backend="numpy", csc_backend="numpy")
     bm25.index((words.passages, words.vocabulary), create_empty_token=False, show_progress=False)
     bm25.save(folder, show_progress=False)
 
@@ -387,7 +387,7 @@ _opened_lock = threading.Lock()
 
 def _load(stored: Stored) -> Index:
     files = stored.files
-    bm25 = _import_bm25s().BM25.load(files / "bm25", mmap=True, show_progress=False)
+    bm25 = import_bm25s().BM25.load(files / "bm25", mmap=True, show_progress=False)
     # As plain arrays over the mapped files: slices of a memmap are slow to make.
     bm25.scores = {
         key: np.asarray(value) if isinstance(value, np.ndarray) else value for key, value in bm25.scores.items()

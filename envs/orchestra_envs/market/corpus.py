@@ -7,17 +7,15 @@ one sentence; the value is always the last word ("The height in metres of Velmor
 
 from __future__ import annotations
 
-import importlib
-import logging
 import random
 import re
-import sys
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from orchestra_envs.bm25 import import_bm25s
 
 _SEED = "orchestra market corpus 1"
 # fmt: off
@@ -79,30 +77,9 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
-def _import_bm25s() -> ModuleType:
-    """Import bm25s without its optional JAX part.
-
-    Where JAX is installed, bm25s runs a JAX operation when it is imported. That would start a JAX backend, and so
-    claim the accelerator, in every process that only runs environments, and it would come too early for
-    `jax.distributed.initialize`. A None entry in `sys.modules` makes `import jax.lax` fail as if it were absent.
-    """
-    missing = object()
-    previous: Any = sys.modules.get("jax.lax", missing)
-    sys.modules["jax.lax"] = None  # type: ignore[assignment]
-    try:
-        module = importlib.import_module("bm25s")
-    finally:
-        if previous is missing:
-            del sys.modules["jax.lax"]
-        else:
-            sys.modules["jax.lax"] = previous
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG and talks on every index
-    return module
-
-
 @cache
 def _index() -> Any:
-    index = _import_bm25s().BM25()
+    index = import_bm25s().BM25()
     index.index([_words(text) for text in passages()], show_progress=False)
     return index
 
