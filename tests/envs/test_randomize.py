@@ -274,6 +274,13 @@ def test_keep_names_tools_by_pattern_or_object_and_may_keep_none():
     assert {name for names in offered for name in names} == {tool.name for tool in TOOLS}
 
 
+def test_kept_tools_are_in_both_splits():
+    for split, other in (("train", "gpt-5-mini"), ("test", "qwen3-32b")):
+        config = {"keep": ["gpt-5", "my_model"], "unseen": {"tools": ["qwen*", "my_model"]}, "split": split}
+        names = {tool.name for tool in applied(config)[0]}
+        assert names == {"gpt-5", "my_model", other, "web_search", *KEPT}
+
+
 def test_published_schedules_price_the_model_behind_the_name():
     tool = expert("anything", backend="openai:meta-llama/Llama-3.3-70B-Instruct-Turbo@https://x/v1")
     for schedule in ("groq", "deepinfra"):
