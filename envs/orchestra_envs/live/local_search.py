@@ -36,12 +36,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from orchestra_envs.bm25 import import_bm25s
 from orchestra_envs.limits import Limiter, Retry
 from orchestra_envs.live.dense import Embedder, best_of, embed, import_openai, nearest, write_vectors
 from orchestra_envs.live.index_store import Stored, commit, new_build, read_index
 from orchestra_envs.live.options import made
 from orchestra_envs.live.passages import Document, Passage, Problem, documents, passages
-from orchestra_envs.bm25 import import_bm25s
 from orchestra_envs.tools import Price, Tool, ToolArgumentError, ToolResult, canonical_json
 
 Mode = Literal["bm25", "dense", "hybrid"]

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 from orchestra_envs.limits import Limiter, Retry, ToolUnavailableError
 from orchestra_envs.live.options import made
 from orchestra_envs.loop import tool_loop
-from orchestra_envs.tools import Price, Tool, ToolArgumentError, ToolResult
+from orchestra_envs.tools import CallContext, Price, Tool, ToolArgumentError, ToolResult
 
 if TYPE_CHECKING:
     import aiohttp
@@ -139,8 +139,9 @@ def web_search_tool(
             raise ValueError(f"web_search: {field} must be a whole number of at least 1{bound}, not {value!r}")
     given_price = made(Price, price, "web_search: price")
     engine = provider
+    full_usd = engine.search_usd + engine.page_usd * max_results
 
-    async def search(query: str) -> ToolResult:
+    async def search(query: str, context: CallContext) -> ToolResult:
         wanted = query.strip()
         if not wanted:
             raise ToolArgumentError("the query is empty")
@@ -150,8 +151,10 @@ def web_search_tool(
             notes.append(f"The query was cut to its first {MAX_QUERY_CHARS} characters.")
         text = render_pages(found.pages, max_page_chars=max_page_chars, max_chars=max_chars, notes=notes)
         cost_usd = None
-        if given_price is None and engine.page_usd and found.num_read < max_results:
-            cost_usd = engine.search_usd + engine.page_usd * found.num_read
+        if given_price is None and found.num_read < max_results and full_usd:
+            # As a share of the episode's price, which may be another than the one the tool was made with.
+            share = (engine.search_usd + engine.page_usd * found.num_read) / full_usd
+            cost_usd = context.price.per_call_usd * share
         return ToolResult(text, cost_usd=cost_usd)
 
     return Tool(
@@ -164,7 +167,7 @@ def web_search_tool(
             "additionalProperties": False,
         },
         function=search,
-        price=given_price or Price(per_call_usd=engine.search_usd + engine.page_usd * max_results),
+        price=given_price or Price(per_call_usd=full_usd),
         latency_s=latency_s,
         timeout_s=timeout_s,
         clock="measured",

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import dataclasses
 import json
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -129,6 +130,13 @@ def test_prices_can_be_replaced(server):
     aliased = dataclasses.replace(web_search_tool(base_url=server.url), name="search_b", price=Price(per_call_usd=0.07))
     (record,) = call(aliased, "tower")
     assert record["cost_usd"] == pytest.approx(0.07)
+
+
+def test_a_new_price_holds_for_searches_that_read_fewer_pages_too(server):
+    tool = web_search_tool(base_url=server.url, read_pages=True, max_results=3)
+    twice = dataclasses.replace(tool, price=Price(per_call_usd=2 * tool.price.per_call_usd))
+    (record,) = call(twice, "tower")
+    assert record["cost_usd"] == pytest.approx(2 * (0.01 + 2 * 0.002))
 
 
 def test_long_queries_are_cut_to_390_characters_and_the_policy_is_told(server):
@@ -338,3 +346,9 @@ def test_pages_and_the_whole_are_cut_with_a_mark():
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         web_search_tool(**arguments)
+
+
+def test_without_aiohttp_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(ImportError, match=r"pip install 'orchestra-jax\[live\]'"):
+        web_search_tool()
