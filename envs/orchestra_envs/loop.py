@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -57,10 +57,39 @@ def drive(coroutine: Coroutine[Any, Any, _T]) -> _T:
     return run_on_loop(coroutine)  # a task begins where the coroutine stands
 
 
+def drive_all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T | Exception]:
+    """`drive` many at once: those that wait do so together. Results, or what was raised, in their order."""
+    results: dict[int, Any] = {}
+    waiting: dict[int, Coroutine[Any, Any, _T]] = {}
+    for index, coroutine in enumerate(coroutines):
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            results[index] = stop.value
+        except Exception as error:
+            results[index] = error
+        else:
+            waiting[index] = coroutine
+    if waiting:
+        results.update(zip(waiting, run_on_loop(_gathered(waiting.values()))))
+    return [results[index] for index in range(len(results))]
+
+
+async def _gathered(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[Any]:
+    return await asyncio.gather(*map(_caught, coroutines))
+
+
+async def _caught(coroutine: Coroutine[Any, Any, _T]) -> Any:
+    try:
+        return await _rest_of(coroutine)
+    except Exception as error:
+        return error
+
+
 async def bridge(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Await `coroutine` on the background loop from whatever loop this is."""
+    """Await `coroutine` on the background loop from whatever loop this is (and under `drive`, which runs no loop)."""
     loop = tool_loop()
-    if _running_loop() is loop:
+    if _running_loop() in (None, loop):
         return await coroutine
     return _opened(await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_contained(coroutine), loop)))
 

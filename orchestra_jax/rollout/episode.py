@@ -10,7 +10,9 @@ from typing import Any, SupportsFloat
 
 from orchestra_jax.rollout.ledger import Trajectory
 
-ENDS_WITHOUT_ANSWER = frozenset({"length", "context", "max_turns", "budget", "format_errors", "truncated"})
+ENDS_WITHOUT_ANSWER = frozenset(
+    {"length", "context", "max_turns", "budget", "format_errors", "truncated", "tool_errors"}
+)
 """End reasons of trajectories that never gave an answer."""
 
 

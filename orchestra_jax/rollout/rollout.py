@@ -14,6 +14,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
+from orchestra_envs import ToolEnv
+from orchestra_envs.loop import drive_all
 
 from orchestra_jax.models.decoder import Params
 from orchestra_jax.rollout.episode import Episode, Turn, charge, describe
@@ -60,7 +63,8 @@ class Rollout:
       chat: tokens of prompts, turns and observations.
       tool_style: how tools are told to the policy, see `text.prompt.system_prompt`.
       limits: token limits.
-      env_threads: environments stepped at once; more than 1 pays where `step` waits for a network.
+      env_threads: environments of other packages stepped at once; more than 1 pays where their `step` waits. A
+        `ToolEnv` needs no threads: all its slow tools run at once.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Rollout:
         self.chat = chat
         self.tool_style = tool_style
         self.limits = limits
+        self._tool_envs = [_bare_tool_env(env) for env in self.envs]
         self._threads = ThreadPoolExecutor(env_threads) if env_threads > 1 else None
 
     def close(self) -> None:
@@ -108,7 +113,7 @@ class Rollout:
 
     def _run_batch(self, params: Params, jobs: list[Job], version: int, num_groups: int) -> list[Episode]:
         rows = self.sampler.rows
-        episodes = self._map(self._reset, range(len(jobs)), jobs)
+        episodes = self._reset_all(jobs)
         live = [not episode.end_reason for episode in episodes]
         if not any(live):
             return episodes
@@ -129,25 +134,45 @@ class Rollout:
                 tokens, logprobs = turn.tokens[r, :count].tolist(), turn.logprobs[r, :count].tolist()
                 self._record_turn(episodes[r], tokens, logprobs, version, stopped=bool(turn.stopped[r]))
             stepping = [r for r in running if not episodes[r].end_reason]
-            for r, ids in zip(stepping, self._map(self._step, stepping, [episodes[r] for r in stepping])):
-                observations[r] = ids
+            steps = self._call_all("step", stepping, [((episodes[r].turns[-1].text,), {}) for r in stepping])
+            for r, step in zip(stepping, steps):
+                observations[r] = self._stepped(episodes[r], step)
             live = [not episode.end_reason for episode in episodes]
             if any(live):
                 state = self.sampler.append(params, state, observations)
         return episodes
 
-    def _map(self, function: Callable, *columns: Sequence) -> list:
-        return list(self._threads.map(function, *columns) if self._threads else map(function, *columns))
+    def _call_all(self, method: str, rows: Sequence[int], arguments: Sequence[tuple[tuple, dict]]) -> list[Any]:
+        """Calls `reset` or `step` of the rows' environments, all at once where they wait; results or exceptions."""
 
-    def _reset(self, row: int, job: Job) -> Episode:
-        """A new episode with its prompt; one that has ended already if there is none, or no room to answer it."""
+        def call(row: int, given: tuple[tuple, dict]) -> Any:
+            try:
+                return getattr(self.envs[row], method)(*given[0], **given[1])
+            except Exception as error:
+                return error
+
+        results: dict[int, Any] = {}
+        inner = {row: env for row in rows if (env := self._tool_envs[row])}
+        given = dict(zip(rows, arguments))
+        coroutines = [getattr(env, f"a{method}")(*given[row][0], **given[row][1]) for row, env in inner.items()]
+        results.update(zip(inner, drive_all(coroutines)))
+        others = [row for row in rows if row not in inner]
+        run = self._threads.map if self._threads else map
+        results.update(zip(others, run(call, others, [given[row] for row in others])))
+        return [results[row] for row in rows]
+
+    def _reset_all(self, jobs: Sequence[Job]) -> list[Episode]:
+        """New episodes with their prompts; those that have no prompt, or no room to answer it, have ended already."""
+        options = [((), {"seed": job.seed, "options": {"replica": job.replica}}) for job in jobs]
+        return list(map(self._begun, jobs, self._call_all("reset", range(len(jobs)), options)))
+
+    def _begun(self, job: Job, reset: tuple[Any, dict[str, Any]] | Exception) -> Episode:
         episode = Episode(job.seed, job.replica, token_texts=self.chat.tokenizer.token_texts)
-        try:
-            observation, info = self.envs[row].reset(seed=job.seed, options={"replica": job.replica})
-        except Exception:
-            log.exception("the environment raised in reset (task seed %d)", job.seed)
+        if isinstance(reset, Exception):
+            log.error("the environment raised in reset (task seed %d)", job.seed, exc_info=reset)
             episode.end_reason, episode.infra_failure = "env_error", True
             return episode
+        observation, info = reset
         describe(episode, info)
         ids = task_prompt_ids(self.chat, self.tool_style, str(observation), info)
         episode.prompt = self.chat.tokenizer.decode(ids)
@@ -179,10 +204,12 @@ class Rollout:
             full = len(episode.trajectory.tokens) >= self.sampler.capacity
             episode.end_reason = "context" if full else "length"
 
-    def _step(self, row: int, episode: Episode) -> list[int]:
-        """Steps one environment; returns the observation's tokens, empty if the episode has ended."""
+    def _stepped(self, episode: Episode, step: tuple[Any, Any, bool, bool, dict[str, Any]] | Exception) -> list[int]:
+        """Enters what a step of the environment gave; the observation's tokens, empty if the episode has ended."""
         try:
-            observation, reward, terminated, truncated, info = self.envs[row].step(episode.turns[-1].text)
+            if isinstance(step, Exception):
+                raise step
+            observation, reward, terminated, truncated, info = step
             calls = charge(episode, info, reward)
         except Exception:
             # A fault of the environment must not take the batch with it; it is counted, and the traceback kept.
@@ -191,10 +218,11 @@ class Rollout:
             return []
         if terminated or truncated:
             episode.end_reason = str(info.get("end_reason") or ("terminated" if terminated else "truncated"))
-            if calls:  # shown with what they cost, though the policy never reads the result
-                episode.turns.append(Turn("tool", str(observation), 0, len(episode.trajectory.tokens), calls))
+            if calls or observation:  # shown with what they cost, though the policy never reads it
+                role = _role(info, calls)
+                episode.turns.append(Turn(role, str(observation), 0, len(episode.trajectory.tokens), calls))
             return []
-        return self._observe(episode, str(observation), calls, role="tool" if "calls_json" in info else "user")
+        return self._observe(episode, str(observation), calls, _role(info, calls))
 
     def _observe(self, episode: Episode, text: str, calls: list[dict[str, Any]], role: str) -> list[int]:
         text, ids = self._fit(text, role)
@@ -218,3 +246,15 @@ class Rollout:
             shown = text[:keep] + CUT_MARKER
             ids = self.chat.observation_ids(shown, role)
         return shown, ids
+
+
+def _role(info: dict[str, Any], calls: list[dict[str, Any]]) -> str:
+    """Who speaks in an observation: tools (errors in their calls too), or the user."""
+    return "tool" if calls or info.get("num_errors") else "user"
+
+
+def _bare_tool_env(env: gym.Env) -> ToolEnv | None:
+    """The `ToolEnv` within Gymnasium's own wrappers; None if it is none, or something else is wrapped around it."""
+    while isinstance(env, OrderEnforcing | PassiveEnvChecker):
+        env = env.env
+    return env if isinstance(env, ToolEnv) else None

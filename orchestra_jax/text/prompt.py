@@ -1,4 +1,4 @@
-"""System prompts: the tools of an episode, their prices and latencies, and the user's preference, in words."""
+"""System prompts: the tools of an episode, their prices and latencies, and the environment's instructions."""
 
 import json
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-_QWEN_INSTRUCTIONS = (
+_TASK = (
     "Solve the user's task with the tools you have. Every call costs money and time: weigh the price and the latency "
-    "in a tool's description against how likely it is to help. When you know the answer, reply without a tool call "
-    'and end with "Answer: " and the answer.'
+    "in a tool's description against how likely it is to help."
 )
+_ANSWER = 'When you know the answer, reply without a tool call and end with "Answer: " and the answer.'
 _CALL_FORMAT = (
     "To call a tool, write one JSON object with its name and arguments:\n"
     '<tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</tool_call>\n'
@@ -22,7 +22,8 @@ def system_prompt(info: Mapping[str, Any], style: str) -> tuple[str, list[dict[s
     """The system text of an episode, and the tools to hand to the chat template.
 
     Args:
-        info: what the environment's ``reset`` gave; ``tools_json`` and ``preference_json`` are read.
+        info: what the environment's ``reset`` gave; ``tools_json`` and ``instructions`` are read. (The preference's
+            words are part of the first observation.)
         style: "qwen" for instruction-tuned models: instructions, and full schemas for the template's tools section,
             price and latency within each description. "compact" for tiny policies: one line a tool, such as
             ``gpt-5 $1.2/10M 12s`` (dollars per million input and output tokens), ``search $.0005 .3s`` (dollars a
@@ -35,12 +36,11 @@ def system_prompt(info: Mapping[str, Any], style: str) -> tuple[str, list[dict[s
         ValueError: for an unknown style or malformed JSON in ``info``.
     """
     tools = _read(info, "tools_json", list)
-    preference = _read(info, "preference_json", dict)
-    wish = str(preference.get("text", ""))
+    instructions = str(info.get("instructions") or "")
     if style == "compact":
-        return "".join([*map(_compact_line, tools), wish]), None
+        return "".join([*map(_compact_line, tools), instructions]), None
     if style == "qwen":
-        text = f"{_QWEN_INSTRUCTIONS}\nThe user's preference: {wish}" if wish else _QWEN_INSTRUCTIONS
+        text = f"{_TASK}\n\n{instructions}" if instructions else f"{_TASK} {_ANSWER}"
         return text, [_priced_schema(tool) for tool in tools]
     raise ValueError(f"prompt style must be 'qwen' or 'compact', not {style!r}")
 

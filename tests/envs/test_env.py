@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
 import time
 import warnings
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from orchestra_envs import CallContext, Preference, Price, Task, ToolCall, ToolEnv, ToolResult, render_call, tool
+from orchestra_envs import CallContext, Preference, Price, Reply, Task, ToolCall, ToolEnv, ToolResult, render_call, tool
 from orchestra_envs.env import INFO_TYPES, REWARD_PER_SECOND, REWARD_PER_USD
 
 
@@ -452,16 +453,150 @@ def test_environments_in_threads_share_the_time_of_slow_tools():
     assert time.perf_counter() - start < 1.5
 
 
-def test_steps_are_quick():
-    env = Quiz(max_turns=10**6)
+def test_a_step_of_inline_tools_stays_in_its_thread():
+    names = []
+
+    class Inline(Quiz):
+        tools = (
+            dataclasses.replace(lookup, function=lambda q: names.append(threading.current_thread()) or q, inline=True),
+        )
+
+    env = Inline()
     env.reset(seed=0)
-    action = call("lookup", q="a")
-    times = []
-    for _ in range(300):
-        start = time.perf_counter()
-        env.step(action)
-        times.append(time.perf_counter() - start)
-    assert np.median(times) < 1e-3  # about 0.1 ms on one core
+    env.step(call("lookup", q="a"))
+    assert names == [threading.current_thread()]
+
+
+# Conversations: opening, reply, ended; hooks that wait.
+
+
+class Counter(ToolEnv):
+    """The user counts with the policy, up to three."""
+
+    tools = (ask,)
+
+    def sample_task(self, rng, options):
+        return Task("count", id="count", instructions="Count politely.")
+
+    async def opening(self, task):
+        await asyncio.sleep(0)
+        return f"Hello, let us {task.question}."
+
+    async def reply(self, message):
+        await asyncio.sleep(0)
+        number = int(message)
+        if number < 0:
+            raise RuntimeError("the user left")
+        luck = int(self.episode_rng.integers(10**9))
+        return Reply(f"{number + 1} {luck}", end=number >= 3, cost_usd=0.5, latency_s=2.0)
+
+    async def score(self, task, answer):
+        await asyncio.sleep(0)
+        return float(answer == "3")
+
+
+def test_a_user_replies_until_he_ends_it():
+    env = Counter(max_turns=5)
+    observation, info = env.reset(seed=0)
+    assert (observation, info["instructions"]) == ("Hello, let us count.", "Count politely.")
+    observation, reward, terminated, truncated, info = env.step("<think>secret</think>1")
+    assert observation.startswith("2 ")
+    assert (terminated, truncated, info["cost_usd"], info["latency_s"]) == (False, False, 0.5, 2.0)
+    assert reward == pytest.approx(-0.5 * REWARD_PER_USD - 2.0 * REWARD_PER_SECOND)
+    env.step(call("ask"))
+    observation, reward, terminated, truncated, info = env.step("3")
+    assert (terminated, truncated, info["end_reason"], info["outcome"]) == (True, False, "user_ended", 1.0)
+    assert observation.startswith("4 ")
+    assert info["episode_cost_usd"] == pytest.approx(0.5 + 0.02 + 0.5)
+    assert [m["role"] for m in env.messages] == ["user", "assistant", "user", "assistant", "tool", "assistant", "user"]
+    assert env.messages[1]["content"] == "1"  # nobody reads the reasoning
+
+
+def test_a_user_who_never_ends_it_is_cut():
+    env = Counter(max_turns=2)
+    env.reset(seed=0)
+    env.step("1")
+    _, _, terminated, truncated, info = env.step("1")
+    assert (terminated, truncated, info["end_reason"], info["outcome"]) == (False, True, "max_turns", 0.0)
+
+
+def test_a_user_who_fails_marks_the_episode():
+    env = Counter()
+    env.reset(seed=0)
+    observation, _, terminated, truncated, info = env.step("-1")
+    assert (observation, terminated, truncated) == ("", False, True)
+    assert (info["end_reason"], info["drop"]) == ("infra_error", True)
+
+
+def test_the_users_luck_is_of_the_seed_and_the_replica():
+    def first(seed, replica):
+        env = Counter()
+        env.reset(seed=seed, options={"replica": replica})
+        return env.step("1")[0]
+
+    assert first(0, 0) == first(0, 0)
+    assert len({first(0, 0), first(0, 1), first(1, 0)}) == 3
+
+
+@pytest.mark.parametrize(("complete", "expected"), [(True, (True, False, 1.0)), (False, (False, True, 0.0))])
+def test_a_tool_can_end_the_episode(complete, expected):
+    class Phone(Quiz):
+        def ended(self):
+            return ("hung_up", complete) if self.history else None
+
+        def score(self, task, answer):
+            return float(answer == "")
+
+    env = Phone()
+    env.reset(seed=0)
+    observation, _, terminated, truncated, info = env.step(call("lookup", q="a"))
+    assert (terminated, truncated, info["outcome"]) == expected
+    assert (observation, info["end_reason"], info["num_calls"]) == ("about a", "hung_up", 1)
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step("1")
+
+
+def test_an_estimated_cost_is_flagged_to_the_end():
+    class Vague(Quiz):
+        tools = (dataclasses.replace(lookup, function=lambda q: ToolResult(q, cost_usd=0.1, cost_known=False)),)
+
+    env = Vague()
+    assert env.reset(seed=0)[1]["cost_known"] is True
+    assert env.step(call("lookup", q="a"))[4]["cost_known"] is False
+    assert env.step("1")[4]["cost_known"] is False
+
+
+def test_episodes_run_on_any_event_loop():
+    async def play():
+        env = Counter()
+        observation, _ = await env.areset(seed=0)
+        return observation, (await env.astep("3"))[4]["outcome"]
+
+    assert asyncio.run(play()) == ("Hello, let us count.", 1.0)
+
+
+def test_a_cancelled_step_cancels_its_tools():
+    cancelled = threading.Event()
+
+    async def wait() -> str:
+        """Waits."""
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    class Waiting(Quiz):
+        tools = (tool(wait),)
+
+    async def play():
+        env = Waiting()
+        await env.areset(seed=0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(env.astep(call("wait")), 0.2)
+
+    asyncio.run(play())
+    assert cancelled.wait(5)
 
 
 # Vector environments.

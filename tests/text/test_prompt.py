@@ -21,7 +21,7 @@ INFO = {
             tool("sandbox", 2, per_call_usd=0.01, per_second_usd=0.0002),
         ]
     ),
-    "preference_json": json.dumps({"weights": {"cost": 1.0}, "text": "Keep it cheap."}),
+    "instructions": "Verify the customer first.",
 }
 
 
@@ -29,14 +29,14 @@ def test_compact():
     text, tools = system_prompt(INFO, "compact")
     assert tools is None
     assert text == (
-        "calculator $0 .05s\nsearch $.0005 .3s\ngpt-5 $1.2/10M 96s\nsandbox $.01+.0002/s 2s\nKeep it cheap."
+        "calculator $0 .05s\nsearch $.0005 .3s\ngpt-5 $1.2/10M 96s\nsandbox $.01+.0002/s 2s\nVerify the customer first."
     )
 
 
 def test_qwen():
     text, tools = system_prompt(INFO, "qwen")
-    assert text.endswith("The user's preference: Keep it cheap.")
-    assert "Answer: " in text
+    assert text.endswith("\n\nVerify the customer first.")
+    assert "Answer: " not in text  # how to end is up to the instructions
     assert [t["function"]["description"] for t in tools] == [
         "Is calculator — gut. Free. Takes about 0.05 s.",
         "Is search — gut. Costs $0.0005 per call. Takes about 0.3 s.",
@@ -47,19 +47,18 @@ def test_qwen():
     assert tools[0]["function"]["parameters"]["properties"] == {"query": {"type": "string"}}
 
 
-@pytest.mark.parametrize("style", ["compact", "qwen"])
-def test_without_preference(style):
-    text, _ = system_prompt({**INFO, "preference_json": ""}, style)
-    assert "preference:" not in text
-    assert text == system_prompt({**INFO, "preference_json": '{"weights": {}, "text": ""}'}, style)[0]
+def test_without_instructions():
+    info = {"tools_json": INFO["tools_json"]}
+    assert system_prompt(info, "qwen")[0].endswith('end with "Answer: " and the answer.')
+    assert system_prompt(info, "compact") == system_prompt({**info, "instructions": ""}, "compact")
 
 
 def test_everything_reaches_the_policy(chat):
-    """Names, prices, latencies and the preference's words are in the prompt's ids, whatever the template."""
+    """Names, prices, latencies and instructions are in the prompt's ids, whatever the template."""
     for style, marks in (("compact", ("$1.2/10M", "96s")), ("qwen", ("$1.2 per million input", "about 96 s"))):
         system, tools = system_prompt(INFO, style)
         prompt = chat.tokenizer.decode(chat.prompt_ids(system, "Q?", tools))
-        for mark in (*marks, "gpt-5", "Keep it cheap.", "Q?"):
+        for mark in (*marks, "gpt-5", "Verify the customer", "Q?"):
             assert mark in prompt
 
 
@@ -87,8 +86,8 @@ def test_format_number(value, text):
 def test_errors():
     with pytest.raises(ValueError, match="prompt style must be 'qwen' or 'compact', not 'long'"):
         system_prompt(INFO, "long")
-    with pytest.raises(ValueError, match="info has no 'preference_json'; pass what the environment's reset returned"):
-        system_prompt({"tools_json": "[]"}, "compact")
+    with pytest.raises(ValueError, match="info has no 'tools_json'; pass what the environment's reset returned"):
+        system_prompt({"instructions": ""}, "compact")
     with pytest.raises(ValueError, match=r"info\['tools_json'\]: not JSON"):
         system_prompt({**INFO, "tools_json": "["}, "compact")
     with pytest.raises(ValueError, match=r"info\['tools_json'\]: must be a JSON array"):
