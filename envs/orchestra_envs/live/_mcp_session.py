@@ -35,6 +35,7 @@ UNUSABLE = "x-orchestra-unusable"
 _PATIENCE_S = 1.0  # a call waits so long for the next attempt to connect, and is refused if that is later
 _CLOSE_TIMEOUT_S = 10.0  # the SDK takes up to 6.5 s to end a process that resists
 _TAIL_BYTES = 2000
+_SHOWN_CHARS = 300
 
 _log = logging.getLogger(__name__)
 
@@ -54,9 +55,10 @@ class McpServer:
     start_timeout_s: float = 30.0
 
     def __str__(self) -> str:
-        """The command, or the URL without what may be secret in it."""
+        """The command, cut if it is long, or the URL without what may be secret in it."""
         if self.command:
-            return shlex.join(self.command)
+            text = shlex.join(self.command)
+            return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
         url = urllib.parse.urlsplit(self.url)
         return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
 
@@ -170,7 +172,7 @@ class Link:
         session = Session(self)
         await asyncio.wait({session.opened}, timeout=self.server.start_timeout_s)
         if session.opened.done() and not session.lost:
-            self.session = session
+            self.session, self._not_before = session, 0.0
             return session
         if not session.opened.done():
             session.stop(f"no answer within start_timeout_s={self.server.start_timeout_s:g} s")

@@ -16,7 +16,6 @@ opened again by the next call; a call under way then fails as "unavailable", sin
 
 import asyncio
 import functools
-import importlib.util
 import json
 import re
 import urllib.parse
@@ -91,8 +90,10 @@ def mcp_tools(
         ImportError: the SDK is not installed.
     """
     server = _server(command, url, env, headers_env, start_timeout_s)
-    if importlib.util.find_spec("mcp") is None:
-        raise ImportError("MCP servers need the MCP SDK: pip install 'orchestra-jax[mcp]'")
+    try:
+        import mcp  # noqa: F401  # here, and not on the tools' event loop: it takes a second
+    except ImportError as error:
+        raise ImportError("MCP servers need the MCP SDK: pip install 'orchestra-jax[mcp]'") from error
     listed = _chosen(server, run_on_loop(_listed(server)), include, exclude)
     names = _legal_names(server, prefix, [tool.name for tool in listed])
     limiter = None if max_concurrency is None else _limiter(server, max_concurrency)
@@ -366,7 +367,7 @@ async def _call(server: McpServer, name: str, timeout_s: float, arguments: dict[
             session.doubt(min(max(timeout_s / 4, 1.0), 5.0))
             raise
         except Exception as error:
-            if _is_forgotten(error, fault):
+            if not session.lost and _is_forgotten(session, fault):
                 session.stop()
                 if not is_last:
                     continue
@@ -379,11 +380,10 @@ async def _call(server: McpServer, name: str, timeout_s: float, arguments: dict[
     raise AssertionError("the loop returns or raises")
 
 
-def _is_forgotten(error: Exception, fault: HttpFault) -> bool:
-    """Whether an HTTP server does not know the session (it was restarted); the call was not done."""
-    from mcp.shared.exceptions import MCPError
-
-    return isinstance(error, MCPError) and fault.status == 404 and error.message == "Session terminated"
+def _is_forgotten(session: Session, fault: HttpFault) -> bool:
+    """Whether an HTTP server of the older protocol does not know the session (it was restarted), so that it has not
+    done the call."""
+    return fault.status == 404 and session.client.session.discover_result is None
 
 
 def _fault_of(error: Exception, session: Session, fault: HttpFault) -> Exception:

@@ -18,21 +18,7 @@ import sys
 import time
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
-
 WIRE = os.dup(1)  # the SDK moves the standard output of its handlers away
-
-
-class Node(BaseModel):
-    """A tree."""
-
-    label: str
-    children: list["Node"] = []
-
-
-class Weather(BaseModel):
-    city: str
-    celsius: float
 
 
 def make_server() -> Any:
@@ -40,6 +26,17 @@ def make_server() -> Any:
     from mcp.server.mcpserver import Audio, Context, Image
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp_types import BlobResourceContents, CallToolResult, EmbeddedResource, ResourceLink, TextContent
+    from pydantic import BaseModel, Field
+
+    class Node(BaseModel):
+        """A tree."""
+
+        label: str
+        children: list["Node"] = []
+
+    class Weather(BaseModel):
+        city: str
+        celsius: float
 
     server = MCPServer("test", log_level="ERROR")
     state = {"count": 0, "slow": 0, "most_slow": 0, "hanging": 0}
@@ -207,6 +204,7 @@ def serve_http(port: int, key: str | None, legacy: bool) -> None:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", port))
+    sock.listen(512)  # who reads the URL may connect at once
     print(f"http://127.0.0.1:{sock.getsockname()[1]}/mcp", flush=True)
     app = gate(make_server().streamable_http_app(), key, legacy)
     uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)).run(sockets=[sock])
