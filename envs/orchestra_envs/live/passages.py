@@ -162,7 +162,8 @@ def _files(folder: Path, leave_out: Path | None, report: Report) -> Iterator[Pat
     left_out = leave_out.resolve() if leave_out else None
 
     def note(error: OSError) -> None:
-        report(Problem(str(error.filename), f"the folder cannot be read: {error.strerror}"))
+        name = Path(error.filename).relative_to(folder).as_posix()
+        report(Problem(name, f"the folder cannot be read: {error.strerror}"))
 
     for parent, names, files in os.walk(folder, onerror=note):
         here = Path(parent)

@@ -270,12 +270,13 @@ def test_the_report_counts_and_the_index_keeps_it(folder, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_named(tmp_path):
+def test_unreadable_files_and_folders_are_named(tmp_path):
     (tmp_path / "secret.txt").write_text("x")
     (tmp_path / "secret.txt").chmod(0)
+    (tmp_path / "closed").mkdir(mode=0)
     problems = []
     assert list(documents(tmp_path, problems.append)) == []
-    assert problems[0].where == "secret.txt"
+    assert sorted(problem.where for problem in problems) == ["closed", "secret.txt"]
 
 
 def test_an_index_inside_the_folder_is_not_indexed(tmp_path):
