@@ -218,7 +218,7 @@ class Rollout:
             return []
         if terminated or truncated:
             episode.end_reason = str(info.get("end_reason") or ("terminated" if terminated else "truncated"))
-            if calls or observation:  # shown with what they cost, though the policy never reads it
+            if calls or info.get("end_reason") == "user_ended":  # shown with what they cost, though the policy never reads it
                 role = _role(info, calls)
                 episode.turns.append(Turn(role, str(observation), 0, len(episode.trajectory.tokens), calls))
             return []

@@ -221,7 +221,9 @@ def market_texts(num_tasks: int = 600) -> Iterator[str]:
     for seed in range(num_tasks):
         observation, info = env.reset(seed=seed)
         yield observation
-        yield system_prompt(info, "compact")[0]
+        # The preference's words stand here once more: the vocabulary was made when prompts repeated them, and another
+        # vocabulary would be another policy.
+        yield system_prompt(info, "compact")[0] + json.loads(info["preference_json"])["text"]
         names = [tool["function"]["name"] for tool in json.loads(info["tools_json"])]
         yield env.step(render_call(ToolCall(names[seed % len(names)], {})))[0]
         yield env.step("")[0]  # the observation that an unreadable turn gets
