@@ -166,7 +166,9 @@ def build_index(
             dense = {"model": model.model, "query_prefix": model.query_prefix, "num_dimensions": num_dimensions}
         digest.update(canonical_json([settings, dense]).encode())
         notes = [dataclasses.asdict(problem) for problem in problems]
-        (folder / "report.json").write_text(json.dumps(notes, ensure_ascii=False, indent=0), encoding="utf-8")
+        # File names need not be UTF-8: what is not becomes JSON's own escapes.
+        told = json.dumps(notes, ensure_ascii=False, indent=0).encode("utf-8", "backslashreplace")
+        (folder / "report.json").write_bytes(told)
         report = BuildReport(counted.number, len(offsets) - 1, digest.hexdigest(), tuple(problems), tokens)
         manifest = {
             "checksum": report.checksum,

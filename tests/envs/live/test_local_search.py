@@ -269,6 +269,19 @@ def test_the_report_counts_and_the_index_keeps_it(folder, tmp_path):
     assert len(json.loads(stored.read_text())) == 12
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="file names of any bytes")
+def test_file_names_that_are_not_utf8_do_no_harm(tmp_path):
+    root = os.fsencode(tmp_path / "docs")
+    os.mkdir(root)
+    for name in (b"good\xff.txt", b"bad\xff.png"):
+        with open(os.path.join(root, name), "w") as file:
+            file.write("words")
+    os.symlink(root, os.path.join(root, b"link\xff"))
+    report = build_index(tmp_path / "docs", tmp_path / "index")
+    assert (report.num_documents, report.num_lost) == (1, 2)
+    assert open_index(tmp_path / "index").passage(0).id == "good?.txt#0"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_unreadable_files_and_folders_are_named(tmp_path):
     (tmp_path / "secret.txt").write_text("x")
