@@ -409,7 +409,8 @@ _GSM8K_MARK = "####"
 def reference_answers(value: Any) -> tuple[str, ...]:
     """The reference answers that a field of a file holds, as texts; one of them suffices.
 
-    A string (of GSM8K's layout: what follows "####"), a finite number, true or false (yes or no), or a list of these.
+    A string (in GSM8K's layout what follows "####", in a worked solution what `extract_answer` finds), a finite number,
+    true or false (yes or no), or a list of these.
 
     Raises:
         ValueError: it is something else, or empty.
@@ -417,7 +418,7 @@ def reference_answers(value: Any) -> tuple[str, ...]:
     if isinstance(value, bool):
         return ("true", "yes") if value else ("false", "no")
     if isinstance(value, str):
-        text = value.rpartition(_GSM8K_MARK)[2].strip()
+        text = extract_answer(value.rpartition(_GSM8K_MARK)[2])
         if not text:
             raise ValueError("the answer is empty")
         return (text,)

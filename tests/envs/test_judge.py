@@ -290,6 +290,7 @@ def test_monstrous_numbers_are_read_quickly_or_not_at_all(text):
         (True, ("true", "yes")),
         (["a", "b", "a", 3], ("a", "b", "3")),
         ("He has 3 + 4 = <<3+4=7>>7 apples.\n#### 7", ("7",)),
+        (r"Since $a=2$, it is $\boxed{\frac{1}{2}}$.", (r"\frac{1}{2}",)),
     ],
 )
 def test_reference_answers(value, answers):
