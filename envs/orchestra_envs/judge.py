@@ -612,7 +612,6 @@ class Judge:
         last_line = ""
         for _ in range(MAX_VERDICT_ATTEMPTS):
             reply = await self.retry.run(functools.partial(self._chat, messages))
-            self._account(reply)
             verdict = read_verdict(reply.text, code)
             if verdict is not None:
                 return verdict
@@ -620,12 +619,19 @@ class Judge:
         raise JudgeError(f"the judge {self.endpoint.model} gave no verdict; its last line was {last_line!r}")
 
     async def _chat(self, messages: list[dict[str, str]]) -> Any:
-        from orchestra_envs.live.chat import chat
+        from orchestra_envs.live.chat import ChatError, chat
 
         async with self.limiter.slot():
-            return await chat(
-                self.endpoint, messages, max_output_tokens=self.max_output_tokens, temperature=self.temperature
-            )
+            try:
+                reply = await chat(
+                    self.endpoint, messages, max_output_tokens=self.max_output_tokens, temperature=self.temperature
+                )
+            except ChatError as error:
+                if error.partial is not None:  # an answer that broke off is billed
+                    self._account(error.partial)
+                raise
+        self._account(reply)
+        return reply
 
     def _account(self, reply: Any) -> None:
         usage = self.usage

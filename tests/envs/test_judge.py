@@ -13,6 +13,7 @@ from orchestra_envs.judge import (
     JUDGE_CONCURRENCY,
     MAX_ANSWER_CHARS,
     MAX_ANSWER_WORDS,
+    MAX_VERDICT_ATTEMPTS,
     Judge,
     JudgeError,
     exact_match,
@@ -461,6 +462,15 @@ def test_costs_that_are_not_known_are_flagged():
         judge = make_judge({"model": "of-nobody", "base_url": server.base_url, "api_key_env": None})
         ask(judge, "Answer: the Countess")
         assert (judge.usage.cost_usd, judge.usage.cost_known) == (0.0, False)
+
+
+def test_answers_without_a_verdict_are_paid_for():
+    with OpenAIServer(["no verdict"]) as server:
+        judge = judge_at(server)
+        with pytest.raises(JudgeError):
+            ask(judge, "Answer: the Countess")
+        assert judge.usage.num_llm_calls == len(server.requests) == MAX_VERDICT_ATTEMPTS
+        assert judge.usage.cost_usd == pytest.approx(0.01 * MAX_VERDICT_ATTEMPTS)
 
 
 # --- Faults ---
