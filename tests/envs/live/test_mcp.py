@@ -37,6 +37,11 @@ def own_command(tmp_path: Path, *arguments: str) -> list[str]:
     return [*COMMAND, "--mark", str(tmp_path), *arguments]
 
 
+def own_raw_command(tmp_path: Path) -> list[str]:
+    """The same with the server that starts fast."""
+    return own_command(tmp_path, "--raw", "{}")
+
+
 def raw_command(**fault: Any) -> list[str]:
     return [*COMMAND, "--raw", json.dumps(fault)]
 
@@ -202,6 +207,7 @@ def test_a_call_that_hangs_times_out_is_cancelled_and_harms_no_other(any_tools: 
     assert wait_until(lambda: run_one(any_tools, "hanging").text == "0"), "the server was not told to stop"
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_nothing_any_more_is_replaced(tmp_path: Path) -> None:
     command = own_command(tmp_path)
     tools = mcp_tools(command=command, timeout_s=10.0)
@@ -230,7 +236,7 @@ def test_a_server_that_dies_is_started_again_by_the_next_call(tmp_path: Path) ->
 
 
 def test_a_server_killed_between_calls_is_not_even_noticed(tmp_path: Path) -> None:
-    tools = mcp_tools(command=own_command(tmp_path))
+    tools = mcp_tools(command=own_raw_command(tmp_path))
     (pid,) = processes_with(str(tmp_path))
     os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: not processes_with(str(tmp_path)))
@@ -240,18 +246,19 @@ def test_a_server_killed_between_calls_is_not_even_noticed(tmp_path: Path) -> No
 
 
 def test_lost_calls_are_tried_again_if_the_tool_says_so(tmp_path: Path) -> None:
-    tools = mcp_tools(command=own_command(tmp_path), include=["die", "count"])
+    tools = mcp_tools(command=own_raw_command(tmp_path), include=["die", "count"])
     patient = [dataclasses.replace(tool, retry=Retry(max_attempts=2, base_delay_s=0.01)) for tool in tools]
     record = run_one(patient, "die")
     assert (record.error_type, record.attempts) == ("unavailable", 2)
     assert run_one(patient, "count").text == "1"
 
 
+@pytest.mark.slow
 def test_attempts_to_reach_a_dead_server_come_ever_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MAX_PAUSE_S", 1.5)
     dead, starts = tmp_path / "dead", tmp_path / "starts"
     script = f'echo >> "{starts}"; test -e "{dead}" && exit 3; exec "$@"'
-    tools = mcp_tools(command=["sh", "-c", script, "sh", *own_command(tmp_path)])
+    tools = mcp_tools(command=["sh", "-c", script, "sh", *own_raw_command(tmp_path)])
     dead.touch()
     assert run_one(tools, "die").error_type == "unavailable"
     start = time.monotonic()
@@ -262,7 +269,7 @@ def test_attempts_to_reach_a_dead_server_come_ever_later(tmp_path: Path, monkeyp
     assert {record.error_type for record in records} == {"unavailable"}
     assert 3 <= len(starts.read_text()) <= 5
     with pytest.raises(ToolUnavailableError) as caught:
-        run_on_loop(tools[0](a=1))
+        run_on_loop(tools[0]())
     assert caught.value.transient
     assert caught.value.retry_after_s is None or 0 < caught.value.retry_after_s <= session_module.MAX_PAUSE_S
     dead.unlink()
@@ -280,7 +287,7 @@ def test_lines_that_are_no_messages_are_passed_over(tmp_path: Path, caplog: pyte
 
 def test_a_server_that_prints_garbage_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MAX_GARBAGE_LINES", 50)
-    tools = mcp_tools(command=own_command(tmp_path))
+    tools = mcp_tools(command=own_raw_command(tmp_path))
     assert run_one(tools, "garbage", num_lines=1000).error_type in ("", "unavailable")
     assert run_one(tools, "count").text == "1"
 
@@ -319,7 +326,7 @@ def test_construction_tries_again_at_once(tmp_path: Path) -> None:
     for _ in range(4):
         with pytest.raises(ValueError, match="FileNotFoundError"):
             mcp_tools(command=[str(program)])
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SERVER}"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SERVER}" --raw {{}}\n')
     program.chmod(0o755)
     assert mcp_tools(command=[str(program)])
 
@@ -377,7 +384,7 @@ def test_keys_come_from_the_environment_and_go_nowhere_else(monkeypatch: pytest.
 def test_a_server_process_gets_a_minimal_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("PASSED_ON", "from here")
-    tools = mcp_tools(command=own_command(tmp_path), env={"GIVEN": "by the config", "PASSED_ON": None})
+    tools = mcp_tools(command=own_raw_command(tmp_path), env={"GIVEN": "by the config", "PASSED_ON": None})
     variables = json.loads(run_one(tools, "environment").text)
     assert "PATH" in variables
     assert (variables["GIVEN"], variables["PASSED_ON"]) == ("by the config", "from here")
@@ -630,13 +637,13 @@ def test_tools_hold_no_connection_and_can_be_copied_and_pickled(any_tools: list[
 
 
 def test_the_policy_is_never_told_the_command(tmp_path: Path) -> None:
-    tools = mcp_tools(command=own_command(tmp_path))
+    tools = mcp_tools(command=own_raw_command(tmp_path))
     texts = [run_one(tools, "die").text, "".join(tool.spec_json for tool in tools)]
     assert not any(str(tmp_path) in text or "mcp_server" in text for text in texts)
 
 
 def test_close_leaves_no_process_and_the_next_call_connects_again(tmp_path: Path) -> None:
-    tools = mcp_tools(command=own_command(tmp_path))
+    tools = mcp_tools(command=own_raw_command(tmp_path))
     assert run_one(tools, "count").text == "1"
     assert len(processes_with(str(tmp_path))) == 1
     close_mcp()
@@ -666,7 +673,7 @@ def test_no_server_outlives_the_program(tmp_path: Path, case: str) -> None:
 import contextlib, os, threading, time
 from orchestra_envs.live.mcp import mcp_tools
 from orchestra_envs.loop import run_on_loop
-tools = {{tool.name: tool for tool in mcp_tools(command={own_command(tmp_path)!r})}}
+tools = {{tool.name: tool for tool in mcp_tools(command={own_raw_command(tmp_path)!r})}}
 def call_hang():
     with contextlib.suppress(Exception):
         run_on_loop(tools["hang"]())
@@ -685,7 +692,7 @@ def test_a_forked_process_connects_for_itself_and_harms_nothing(tmp_path: Path) 
 import gc, os
 from orchestra_envs.live.mcp import close_mcp, mcp_tools
 from orchestra_envs.loop import run_on_loop
-tools = {{tool.name: tool for tool in mcp_tools(command={own_command(tmp_path)!r})}}
+tools = {{tool.name: tool for tool in mcp_tools(command={own_raw_command(tmp_path)!r})}}
 count = lambda: run_on_loop(tools["count"]())
 print(count(), count(), flush=True)
 child = os.fork()

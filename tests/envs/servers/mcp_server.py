@@ -19,6 +19,7 @@ import time
 from typing import Annotated, Any
 
 WIRE = os.dup(1)  # the SDK moves the standard output of its handlers away
+GARBAGE = b'\xff\xfe not JSON at all\n{"jsonrpc": "2.0"}\n\n'
 
 
 def make_server() -> Any:
@@ -141,9 +142,7 @@ def make_server() -> Any:
     @server.tool(structured_output=False)
     def garbage(num_lines: int) -> str:
         """Prints lines that are no messages."""
-        line = b'\xff\xfe not JSON at all\n{"jsonrpc": "2.0"}\n\n'
-        for _ in range(num_lines):
-            os.write(WIRE, line)
+        os.write(WIRE, GARBAGE * num_lines)
         return "printed"
 
     @server.tool(structured_output=False)
@@ -210,10 +209,30 @@ def serve_http(port: int, key: str | None, legacy: bool) -> None:
     uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)).run(sockets=[sock])
 
 
+RAW_TOOLS = [
+    {"name": name, "description": f"See raw_text: {name}.", "inputSchema": {"type": "object"}}
+    for name in ("count", "die", "environment", "garbage", "hang", "pid", "echo")
+]
+
+
+def raw_text(name: str, arguments: dict[str, Any], num_calls: int) -> str:
+    """What a tool of the raw server answers: of those above, or its arguments."""
+    if name == "die":
+        print("goodbye, cruel world", file=sys.stderr, flush=True)
+        os._exit(7)
+    if name == "garbage":
+        os.write(WIRE, GARBAGE * arguments["num_lines"])
+        return "printed"
+    texts = {"count": str(num_calls), "environment": json.dumps(dict(os.environ)), "pid": str(os.getpid())}
+    return texts.get(name, json.dumps(arguments))
+
+
 def serve_raw(fault: dict[str, Any]) -> None:
-    """A server of the older protocol. `fault` may hold: die (exit at start with this text on standard error), mute
-    (never answer), tools (the listing), pages (a listing in pages), circle (pages without end), result (of every
-    call), answer (the whole message that answers a call), first (lines to print at start)."""
+    """A server of the older protocol, which starts in a tenth of the time. `fault` may hold: die (exit at start with
+    this text on standard error), mute (never answer), tools (the listing; RAW_TOOLS without one), pages (a listing in
+    pages), circle (pages without end), result (of every call), answer (the whole message that answers a call), first
+    (lines to print at start)."""
+    num_calls = 0
     if "die" in fault:
         sys.exit(fault["die"])
     for line in fault.get("first", ()):
@@ -232,7 +251,7 @@ def serve_raw(fault: dict[str, Any]) -> None:
             }
         elif method == "tools/list":
             page = int(message.get("params", {}).get("cursor", 0))
-            pages = fault.get("pages") or [fault.get("tools", [])]
+            pages = fault.get("pages") or [fault.get("tools") or RAW_TOOLS]
             reply["result"] = {"tools": pages[min(page, len(pages) - 1)]}
             if "circle" in fault:
                 reply["result"]["nextCursor"] = "0"
@@ -241,7 +260,11 @@ def serve_raw(fault: dict[str, Any]) -> None:
         elif method == "tools/call" and "answer" in fault:
             reply.update(fault["answer"])
         elif method == "tools/call":
-            text = json.dumps(message["params"].get("arguments"))
+            name, arguments = message["params"]["name"], message["params"].get("arguments") or {}
+            num_calls += name == "count"
+            if name == "hang":
+                continue
+            text = raw_text(name, arguments, num_calls)
             reply["result"] = fault.get("result", {"content": [{"type": "text", "text": text}]})
         else:
             reply["error"] = {"code": -32601, "message": f"no method {method}"}
