@@ -1,6 +1,7 @@
 """Scripted policies for comparison and for warm starts, and a loop that runs one episode.
 
-All of them call tools without arguments and then copy the last result as "Answer: X". By name (`make_policy`):
+All of them call tools with the least arguments that their schemas ask for (none, or the question where a text is
+wanted) and then copy the last result as "Answer: X". By name (`make_policy`):
 
 * `always:<tool>`: that tool, once ("unknown" where an episode does not offer it).
 * `random`: one tool, uniformly at random.
@@ -25,6 +26,7 @@ import gymnasium
 import numpy as np
 
 from orchestra_envs.env import ToolEnv
+from orchestra_envs.example_arguments import example_arguments
 from orchestra_envs.market.plans import best_plan
 from orchestra_envs.market.tasks import task_from_id
 from orchestra_envs.parse import ToolCall, render_call
@@ -51,7 +53,7 @@ class Policy(Protocol):
 
 
 class ScriptedPolicy:
-    """Calls a list of tools chosen at reset, one a turn and without arguments, then copies the last result.
+    """Calls a list of tools chosen at reset, one a turn, then copies the last result.
 
     With `fallback`, the first result that is not an error is taken and the rest of the list is not called.
     """
@@ -60,16 +62,22 @@ class ScriptedPolicy:
         self._choose = choose
         self._fallback = fallback
         self._calls: list[str] = []
+        self._arguments: dict[str, dict[str, Any]] = {}
 
     def reset(self, env: gymnasium.Env, observation: str, info: dict[str, Any], rng: np.random.Generator) -> None:
         """Choose the tools for this episode."""
-        self._calls = self._choose(env, json.loads(info["tools_json"]), info["task_id"], rng)
+        specs = json.loads(info["tools_json"])
+        self._arguments = {
+            _name(spec): example_arguments(spec["function"]["parameters"], observation) for spec in specs
+        }
+        self._calls = self._choose(env, specs, info["task_id"], rng)
 
     def act(self, observation: str, info: dict[str, Any]) -> str:
         """The next call, or the final answer."""
         has_result = info["num_calls"] > 0 and info["num_errors"] == 0
         if self._calls and not (self._fallback and has_result):
-            return render_call(ToolCall(self._calls.pop(0), {}))
+            name = self._calls.pop(0)
+            return render_call(ToolCall(name, self._arguments.get(name, {})))
         return f"Answer: {result_value(observation) if has_result else 'unknown'}"
 
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from orchestra_envs.calls import cap_text, run_calls
 from orchestra_envs.loop import bridge, drive, on_loop
@@ -281,6 +282,11 @@ class ToolEnv(gym.Env[str, str]):
         return tuple(self._begun.messages)
 
     @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools of the episode, as the policy sees them."""
+        return tuple(self._begun.tools.values())
+
+    @property
     def history(self) -> tuple[CallRecord, ...]:
         """The calls of the episode so far."""
         return self._begun.history
@@ -486,6 +492,16 @@ class ToolEnv(gym.Env[str, str]):
             "cost_known": episode.cost_known,
             **changed,
         }
+
+
+def bare_tool_env(env: gym.Env[Any, Any]) -> ToolEnv | None:
+    """The `ToolEnv` within Gymnasium's own wrappers; None if it is none, or something else is wrapped around it.
+
+    For those who step environments as coroutines, which the wrappers know nothing of.
+    """
+    while isinstance(env, OrderEnforcing | PassiveEnvChecker):
+        env = env.env
+    return env if isinstance(env, ToolEnv) else None
 
 
 INFO_TYPES: Mapping[str, type] = {

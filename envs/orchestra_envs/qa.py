@@ -38,6 +38,7 @@ from typing import Any, Literal
 import numpy as np
 
 from orchestra_envs.env import Preference, Task, ToolEnv
+from orchestra_envs.example_arguments import example_arguments
 from orchestra_envs.judge import Judge, JudgeUsage, extract_answer, is_number, make_judge, match, reference_answers
 from orchestra_envs.parse import ToolCall, render_call
 from orchestra_envs.preference import BALANCED, sample_preference
@@ -184,8 +185,8 @@ class QAEnv(ToolEnv):
 
     def _offered(self, task: Task) -> Sequence[Tool]:
         """The tools of the episode under way if it is on `task` (they may have other names), else all."""
-        if self._episode is not None and self._episode.task.id == task.id:
-            return tuple(self._episode.tools.values())
+        if self._episode is not None and self.task.id == task.id:
+            return self.offered_tools
         return self.tools
 
 
@@ -238,45 +239,11 @@ def _demonstrated_answer(task: Task, judge: Judge) -> str:
 
 def _example_arguments(tool: Tool, task: Task) -> dict[str, Any] | None:
     """Arguments that `tool` takes, the question where a text is wanted; None if its schema is too particular."""
-    properties = tool.parameters.get("properties", {})
-    arguments = {}
-    for name in tool.parameters.get("required", []):
-        schema = properties.get(name, {})
-        text = f"print({task.answer[0]!r})" if name in ("code", "program", "script") else task.question
-        arguments[name] = _example_value(schema, tool.parameters.get("$defs", {}), text, depth=0)
+    arguments = example_arguments(tool.parameters, task.question)
+    for name in ("code", "program", "script"):
+        if name in arguments:
+            arguments[name] = f"print({task.answer[0]!r})"
     return arguments if not tool.argument_error(arguments) else None
-
-
-def _example_value(schema: Any, definitions: Mapping[str, Any], text: str, *, depth: int) -> Any:
-    if not isinstance(schema, Mapping) or depth > 8:
-        return text
-    if isinstance(reference := schema.get("$ref"), str):
-        return _example_value(definitions.get(reference.rpartition("/")[2]), definitions, text, depth=depth + 1)
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("enum", "examples"):
-        if schema.get(key):
-            return schema[key][0]
-    for key in ("anyOf", "oneOf"):
-        if schema.get(key):
-            return _example_value(schema[key][0], definitions, text, depth=depth + 1)
-    kind = schema.get("type", "string")
-    match kind[0] if isinstance(kind, list) and kind else kind:
-        case "integer" | "number":
-            return schema.get("minimum", schema.get("maximum", 1))
-        case "boolean":
-            return False
-        case "null":
-            return None
-        case "array":
-            count = schema.get("minItems", 0)
-            return [_example_value(schema.get("items"), definitions, text, depth=depth + 1) for _ in range(count)]
-        case "object":
-            parts = schema.get("properties", {})
-            wanted = schema.get("required", [])
-            return {name: _example_value(parts.get(name), definitions, text, depth=depth + 1) for name in wanted}
-    return text[: schema.get("maxLength", len(text))]
 
 
 # --- Rows --------------------------------------------------------------------------------------------------------

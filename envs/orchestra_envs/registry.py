@@ -179,7 +179,9 @@ def _fault_problems(env_id: str, kwargs: dict[str, Any]) -> Iterator[str]:
     _, info = env.reset(seed=0)
     tool_names = [spec["function"]["name"] for spec in json.loads(info.get("tools_json") or "[]")]
     bad_calls = [ToolCall(name, {"no such argument": 1}) for name in [*tool_names, "no such tool"]]
-    for action in ["", "<tool_call>{", "<think>", "</tool_call>", "\ud800", *map(render_call, bad_calls)]:
+    env.reset(seed=0)
+    env.step("\ud800")  # no text, but to be survived; in a conversation it is a message like any other
+    for action in ["", "<tool_call>{", "<think>", "</tool_call>", *map(render_call, bad_calls)]:
         env.reset(seed=0)
         _, _, _, _, info = env.step(action)
         if not info.get("num_errors") and not info.get("end_reason"):
@@ -196,10 +198,13 @@ def _determinism_problems(env_id: str, kwargs: dict[str, Any]) -> Iterator[str]:
             yield "reset: two instances with equal seeds differ" if seed else "reset() after reset(seed): they differ"
         for name in (spec["function"]["name"] for spec in json.loads(one[1].get("tools_json") or "[]")):
             action = render_call(ToolCall(name, {}))
-            if first.step(action) != second.step(action):
+            step = first.step(action)
+            if step != second.step(action):
                 yield f"step: two instances with equal seeds differ after a call of {name}"
             if first.np_random.bit_generator.state != second.np_random.bit_generator.state:
                 yield "np_random of two instances with equal seeds differs after a step"
+            if step[2] or step[3]:  # this many failed calls may end an episode
+                break
     if first.reset(seed=4, options={"replica": 1}) != second.reset(seed=4, options={"replica": 2}):
         yield "replicas of one seed begin differently"
     for env in (first, second, other):

@@ -8,7 +8,9 @@ tool's own `latency_s`; no wall clock enters a record, so the same seed and the 
 "measured" (the seconds that the call took).
 """
 
+import dataclasses
 import functools
+import importlib
 import inspect
 import json
 import math
@@ -244,6 +246,13 @@ class Tool:
             return f"backend must be a string, not {self.backend!r}"
         return ""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its fields; the function of `@tool` by the name of the decorated one (see `_home`)."""
+        names = [f.name for f in dataclasses.fields(self) if f.init and f.name != "function"]
+        home = _home(self.function)
+        function = _Home(*home) if home else self.function
+        return _unpickled, (function, {name: getattr(self, name) for name in names})
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The underlying function, so that a decorated one can still be called by hand."""
         return self.function(*args, **kwargs)
@@ -329,6 +338,39 @@ def _compiled(schema_json: str) -> jsonschema.Draft202012Validator:
     if remote := re.search(r'"\$ref":"(?!#)([^"]*)"', schema_json):
         raise ValueError(f"it refers to {remote[1]!r}, and only references within it are read")
     return jsonschema.Draft202012Validator(schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where a decorated function can be found again."""
+
+    module: str
+    qualname: str
+
+    def find(self) -> Any:
+        found: Any = importlib.import_module(self.module)
+        for name in self.qualname.split("."):
+            found = getattr(found, name)
+        return found
+
+
+def _home(function: Any) -> tuple[str, str] | None:
+    """Module and name under which the `Tool` of a decorated function stands; None if it does not.
+
+    The wrapper that `tool` makes has the decorated function's name, under which pickle would find the `Tool` instead.
+    """
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    if module is None or "<" in qualname:
+        return None
+    try:
+        found = _Home(module, qualname).find()
+    except (ImportError, AttributeError):
+        return None
+    return (module, qualname) if isinstance(found, Tool) and found.function is function else None
+
+
+def _unpickled(function: Any, fields: dict[str, Any]) -> Tool:
+    return Tool(function=function.find().function if isinstance(function, _Home) else function, **fields)
 
 
 def _is_async(function: Any) -> bool:

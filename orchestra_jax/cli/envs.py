@@ -1,4 +1,4 @@
-"""`orchestra envs`: the environments there are, and whether one keeps the rules."""
+"""`orchestra envs`: the environments and tools that are installed, and whether an environment keeps the rules."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ import sys
 
 import gymnasium as gym
 from orchestra_envs import EnvironmentNotFoundError, check, list_envs, load_plugins
+from orchestra_envs.toolbox import list_installed_tools
 
 from orchestra_jax.config import ConfigError
 
 
 def list_environments() -> None:
-    """Prints each environment and the code behind it; plug-ins that cannot be loaded go to standard error."""
+    """Prints each environment and the code behind it, and the tools that packages announce.
+
+    Plug-ins that cannot be loaded go to standard error.
+    """
     names = list_envs()
     width = max(map(len, names), default=0)
     for name in names:
         print(f"{name:{width}}  {_origin(name)}")
     for plugin, reason in load_plugins().items():
         print(f"plug-in {plugin} could not be loaded: {reason}", file=sys.stderr)
+    for tool in list_installed_tools():
+        if tool.error:
+            print(f"tool plug-in {tool.name} ({tool.target}) could not be loaded: {tool.error}", file=sys.stderr)
+        else:
+            print(f"tool {tool.name}  {tool.target} ({tool.package})")
 
 
 def check_environment(env_id: str) -> None:

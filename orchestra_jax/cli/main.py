@@ -90,6 +90,13 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command("envs", _envs, "list the environments, or check one: `orchestra envs orchestra/Market-v0`")
     sub.add_argument("id", nargs="?", help="environment to check against Gymnasium's rules and ours")
 
+    sub = command("index", _index, "an index for local search (BM25, and vectors with --dense) from documents")
+    sub.add_argument("documents", help="a folder of text files, or a .jsonl file")
+    sub.add_argument("index", help="folder to write")
+    sub.add_argument("--dense", metavar="MODEL", help="an embedding model, for dense and hybrid search too")
+    sub.add_argument("--base-url", metavar="URL", help="its OpenAI-compatible endpoint; default: OpenAI's")
+    sub.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable with its key: OPENAI_API_KEY")
+
     sub = command("report", _report, "write report.html of a run folder")
     sub.add_argument("run_folder")
     sub.add_argument("--out", metavar="FILE", help="default: report.html in the run folder")
@@ -131,6 +138,18 @@ def _envs(options: argparse.Namespace) -> None:
         check_environment(options.id)
     else:
         list_environments()
+
+
+def _index(options: argparse.Namespace) -> None:
+    from orchestra_jax.cli.index import index_documents
+
+    index_documents(
+        options.documents,
+        options.index,
+        dense=options.dense,
+        base_url=options.base_url,
+        api_key_env=options.api_key_env,
+    )
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
-from orchestra_envs import ToolEnv
+from orchestra_envs.env import bare_tool_env
 from orchestra_envs.loop import drive_all
 
 from orchestra_jax.models.decoder import Params
@@ -82,7 +81,7 @@ class Rollout:
         self.chat = chat
         self.tool_style = tool_style
         self.limits = limits
-        self._tool_envs = [_bare_tool_env(env) for env in self.envs]
+        self._tool_envs = [bare_tool_env(env) for env in self.envs]
         self._threads = ThreadPoolExecutor(env_threads) if env_threads > 1 else None
 
     def close(self) -> None:
@@ -218,7 +217,9 @@ class Rollout:
             return []
         if terminated or truncated:
             episode.end_reason = str(info.get("end_reason") or ("terminated" if terminated else "truncated"))
-            if calls or info.get("end_reason") == "user_ended":  # shown with what they cost, though the policy never reads it
+            if (
+                calls or info.get("end_reason") == "user_ended"
+            ):  # shown with what they cost, though the policy never reads it
                 role = _role(info, calls)
                 episode.turns.append(Turn(role, str(observation), 0, len(episode.trajectory.tokens), calls))
             return []
@@ -251,10 +252,3 @@ class Rollout:
 def _role(info: dict[str, Any], calls: list[dict[str, Any]]) -> str:
     """Who speaks in an observation: tools (errors in their calls too), or the user."""
     return "tool" if calls or info.get("num_errors") else "user"
-
-
-def _bare_tool_env(env: gym.Env) -> ToolEnv | None:
-    """The `ToolEnv` within Gymnasium's own wrappers; None if it is none, or something else is wrapped around it."""
-    while isinstance(env, OrderEnforcing | PassiveEnvChecker):
-        env = env.env
-    return env if isinstance(env, ToolEnv) else None

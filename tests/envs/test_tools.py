@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import json
+import pickle
 import threading
 import time
 from typing import Annotated, Literal
@@ -12,7 +13,7 @@ import numpy as np
 import orchestra_envs.loop
 import pydantic
 import pytest
-from orchestra_envs import CallContext, Price, Task, Tool, ToolArgumentError, ToolCall, ToolResult, tool
+from orchestra_envs import CallContext, Limiter, Price, Task, Tool, ToolArgumentError, ToolCall, ToolResult, tool
 from orchestra_envs.calls import run_calls
 from orchestra_envs.loop import drive
 
@@ -526,3 +527,32 @@ def test_calls_beyond_the_budget_are_refused():
         assert [r.error_type for r in records] == ["", "", "", "budget"]
         assert records[3].cost_usd == 0.0
         assert run([ToolCall("f", {})], [f], budget_usd=0.0)[0].error_type == "budget"
+
+
+# Pickle.
+
+
+@tool(price=Price(per_call_usd=0.01), limiter=Limiter(max_concurrency=2))
+def doubled(n: int) -> int:
+    """Twice the number."""
+    return 2 * n
+
+
+def echo(n: int) -> int:
+    return n
+
+
+@pytest.mark.parametrize(
+    "made",
+    [doubled, dataclasses.replace(doubled, name="other"), Tool("echo", "Says it.", ANY_OBJECT, echo, latency_s=2.0)],
+    ids=["decorated", "alias", "plain"],
+)
+def test_tools_can_be_pickled(made):
+    again = pickle.loads(pickle.dumps(made))
+    assert (again.spec(), again.timeout_s) == (made.spec(), made.timeout_s)
+    assert again.function is made.function
+
+
+def test_tools_of_local_functions_say_why_they_cannot():
+    with pytest.raises((AttributeError, pickle.PicklingError), match="local"):
+        pickle.dumps(Tool("f", "Does it.", ANY_OBJECT, lambda: 1))
