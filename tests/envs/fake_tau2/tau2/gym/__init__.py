@@ -1,0 +1,1 @@
+"""As in tau2-bench."""
