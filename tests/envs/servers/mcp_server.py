@@ -165,6 +165,11 @@ def make_server() -> Any:
         """Takes a digit."""
         return str(value)
 
+    @server.tool()
+    def broken() -> str:
+        """Its answer breaks off over HTTP (see `gate`)."""
+        return "not broken"
+
     for status in (401, 429, 503):
 
         @server.tool(name=f"status_{status}")
@@ -176,7 +181,8 @@ def make_server() -> Any:
 
 
 def gate(app: Any, key: str | None, legacy: bool) -> Any:
-    """ASGI middleware: checks the key, refuses the tools `status_*`, and knows no `server/discover` if legacy."""
+    """ASGI middleware: checks the key, refuses the tools `status_*`, breaks off in its answer to the tool `broken`, and
+    knows no `server/discover` if legacy."""
 
     async def gated(scope: Any, receive: Any, send: Any) -> None:
         headers = {name.decode(): value.decode() for name, value in scope.get("headers", ())}
@@ -188,6 +194,11 @@ def gate(app: Any, key: str | None, legacy: bool) -> Any:
                 status = 400
             elif (name := headers.get("mcp-name", "")).startswith("status_"):
                 status = int(name.removeprefix("status_"))
+            elif name == "broken":
+                sizes = [(b"content-type", b"application/json"), (b"content-length", b"1000")]
+                await send({"type": "http.response.start", "status": 200, "headers": sizes})
+                await send({"type": "http.response.body", "body": b'{"jsonrpc": "2.'})
+                return
         if not status:
             await app(scope, receive, send)
             return
