@@ -535,6 +535,7 @@ def test_which_tasks(server: OpenAIServer, tmp_path: Path) -> None:
 
 def test_a_task_from_a_file_is_played(server: OpenAIServer, tmp_path: Path) -> None:
     lend = json.loads((FAKE / "data/tau2/domains/desk/tasks.json").read_text())[0]
+    lend["evaluation_criteria"]["actions"][1]["arguments"]["another_tools_argument"] = None  # as in ToolScale's table
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([lend]))
     env = Tau2Env(domain="branch", tasks=str(path), user=endpoint(server))

@@ -91,7 +91,8 @@ def load_tasks(domain: str, tasks: str | Sequence[str] | None, split: str | None
 
     Args:
         domain: whose task set is meant if `tasks` names none.
-        tasks: None, the name of a task set, the path of a JSON file (a list of tasks in tau2-bench's form), or ids.
+        tasks: None, the name of a task set, the path of a JSON file (a list of tasks in tau2-bench's form, as ToolScale
+            has them, too), or ids.
         split: "train", "test" and whatever else the task set has; None for tau2-bench's own choice.
 
     Raises:
@@ -159,10 +160,28 @@ def _read_tasks(path: str) -> list[Any]:
     found = []
     for number, value in enumerate(values):
         try:
-            found.append(lib.Task.model_validate(value))
+            found.append(lib.Task.model_validate(_without_null_arguments(value)))
         except ValueError as error:
             raise ValueError(f"tasks: {path}, task {number}: {error}") from error
     return found
+
+
+def _without_null_arguments(task: Any) -> Any:
+    """A task as read, without null among the arguments of golden actions.
+
+    ToolScale's table has one column for each argument of any tool, null where a tool does not have it.
+    """
+    criteria = task.get("evaluation_criteria") if isinstance(task, Mapping) else None
+    if not isinstance(criteria, Mapping) or not isinstance(criteria.get("actions"), list):
+        return task
+    actions = []
+    for action in criteria["actions"]:
+        arguments = action.get("arguments") if isinstance(action, Mapping) else None
+        if isinstance(arguments, Mapping):
+            given = {name: value for name, value in arguments.items() if value is not None}
+            action = {**action, "arguments": given}
+        actions.append(action)
+    return {**task, "evaluation_criteria": {**criteria, "actions": actions}}
 
 
 def has_assertions_in_words(task: Any) -> bool:
