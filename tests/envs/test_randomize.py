@@ -550,6 +550,42 @@ def test_the_market_keeps_the_contract_and_charges_what_it_tells():
                 assert call["cost_usd"] == pytest.approx(told)
 
 
+def test_the_service_world_keeps_its_functions_and_varies_its_experts():
+    config = {**EVERYTHING, "subset": {"min_tools": 1}}
+    env = orchestra_envs.make("orchestra/Service-v0", expert=EXPERTS, randomize=config)
+    own = orchestra_envs.make("orchestra/Service-v0", expert=EXPERTS)
+    real = {tool.name for tool in EXPERTS}
+    num_experts = set()
+    for seed in range(8):
+        _, info = env.reset(seed=seed)
+        assert info == env.reset(seed=seed, options={"replica": 2})[1]
+        shown = {spec["function"]["name"]: spec for spec in json.loads(info["tools_json"])}
+        before = {spec["function"]["name"]: spec for spec in json.loads(own.reset(seed=seed)[1]["tools_json"])}
+        functions = set(before) - real
+        assert functions
+        assert all(shown[name] == before[name] for name in functions)
+        assert not real & set(shown)
+        num_experts.add(len(shown) - len(functions))
+    assert num_experts == {1, 2, 3, 4}
+
+
+def test_the_question_environment_takes_any_configuration(tmp_path):
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "4"}))
+    randomize = {**EVERYTHING, "split": "test"}
+    env = orchestra_envs.make(
+        "orchestra/QA-v0", path=str(tmp_path / "questions.jsonl"), split=None, tools=TOOLS, randomize=randomize
+    )
+    observation, info = env.reset(seed=3)
+    preference = json.loads(info["preference_json"])
+    names = [spec["function"]["name"] for spec in json.loads(info["tools_json"])]
+    assert set(preference["weights"]) == {*names, "outcome", "cost", "latency"}
+    assert observation.endswith(preference["text"])
+    alias = next(name for name in names if name.startswith(("adviser_", "helper-")))
+    call = json.loads(env.step(render_call(ToolCall(alias, {})))[4]["calls_json"])[0]
+    assert call["text"] in {tool.name for tool in EXPERTS}
+    assert call["text"] in call["backend"].lower()
+
+
 def test_a_changed_latency_is_what_the_records_say():
     """The market's experts state their own latency; it must follow what the policy is told."""
     for seed in range(5):
