@@ -1,0 +1,158 @@
+"""Reading values out of what an agent says, and deciding whether a fact was told.
+
+Numbers are compared by value ("$12.5", "12.50", "1,250", "USD 1250.00"), dates in the usual notations, names without
+regard to case and blanks. Parts of identifiers ("O-12345"), dates and clock times are no numbers.
+
+Telling is not listing: a message that holds more than `MAX_VALUES + 2 * required` different values of a fact's kind
+tells none of them, and neither does a conversation with more than twice as many (`required`: how many facts of that
+kind the task has; values that the user said himself are not counted). Of names, which are few, `MAX_NAMES + required`
+a message and one more a conversation. So a policy cannot read out whole records, or guess on until one is right, while
+a summary of several requests, with a fee, a refund and a total each, stays far below the limit.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from functools import lru_cache
+
+from orchestra_envs.service.goals import Fact, FactKind
+
+MAX_VALUES, MAX_NAMES = 4, 1
+
+_MONTHS = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+]
+_MONTH = r"(?P<month>" + "|".join(f"{m[:3]}(?:{m[3:]})?" if m[3:] else m for m in _MONTHS) + r"|sept)\.?"
+_DAY, _YEAR = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?", r"(?:,?\s+(?P<year>\d{4}))?"
+_DATES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"\b(?P<year>\d{4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})\b",
+        r"\b(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})\b",
+        r"\b(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4})\b",
+        rf"\b{_DAY}\s+(?:of\s+)?{_MONTH}\b{_YEAR}",
+        rf"\b{_MONTH}\s+{_DAY}\b{_YEAR}",
+    )
+)
+_IDENTIFIER = re.compile(r"\b[A-Za-z]{1,3}-?\d[\w-]*")
+_TIME = re.compile(r"\b(\d{1,2}):(\d{2})(?:\s*([ap])\.?m\b\.?)?", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)")
+_WORDS = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_NUMBER_WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b", re.IGNORECASE)
+
+
+@lru_cache(maxsize=8192)
+def values_of(text: str, kind: FactKind, choices: tuple[str, ...] = ()) -> frozenset[str]:
+    """The values of a kind that a text has in it, in canonical form ("12.5", "2026-03-14", "09:30", lower-case names).
+
+    A date without a year is given as "-03-14". `choices`: the names to look for.
+    """
+    if kind == "name":
+        flat = _flat(text)
+        return frozenset(name for name in map(_flat, choices) if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", flat))
+    dates, rest = _take_dates(text)
+    if kind == "date":
+        return frozenset(dates)
+    rest = _IDENTIFIER.sub(" ", rest)
+    if kind == "time":
+        return frozenset(_clock(found) for found in _TIME.finditer(rest))
+    rest = _TIME.sub(" ", rest)
+    words = (str(_WORDS.index(found.group().lower()) + 2) for found in _NUMBER_WORD.finditer(rest))
+    return frozenset((*(_number(found.group()) for found in _NUMBER.finditer(rest)), *words))
+
+
+@lru_cache(maxsize=1024)
+def values_of_all(texts: tuple[str, ...], kind: FactKind, choices: tuple[str, ...]) -> frozenset[str]:
+    """The values that any of the texts has in it; see `values_of`."""
+    return frozenset().union(*(values_of(text, kind, choices) for text in texts))
+
+
+def canonical(fact: Fact) -> str:
+    """The fact's value as `values_of` gives it."""
+    return _number(fact.value) if fact.kind == "number" else _flat(fact.value)
+
+
+def mentions(text: str, fact: Fact) -> bool:
+    """Whether a text has the fact's value in it at all."""
+    values = values_of(text, fact.kind, (fact.value,))
+    return canonical(fact) in values or (fact.kind == "date" and fact.value[4:] in values)
+
+
+def names_of(facts: Iterable[Fact]) -> tuple[str, ...]:
+    """All names that facts of the kind "name" could have been."""
+    return tuple(dict.fromkeys(name for fact in facts if fact.kind == "name" for name in (fact.value, *fact.choices)))
+
+
+def told(facts: Sequence[Fact], messages: Sequence[str], user_texts: tuple[str, ...] = ()) -> list[bool]:
+    """For each fact, whether the agent's messages tell it; see the module's text for what does not count."""
+    return [_is_told(fact, facts, messages, user_texts) for fact in facts]
+
+
+def _is_told(fact: Fact, facts: Sequence[Fact], messages: Sequence[str], user_texts: tuple[str, ...]) -> bool:
+    required = sum(other.kind == fact.kind for other in facts)
+    limit = MAX_NAMES + required if fact.kind == "name" else MAX_VALUES + 2 * required
+    most = limit + 1 if fact.kind == "name" else 2 * limit
+    choices = names_of(facts)
+    users = values_of_all(user_texts, fact.kind, choices)
+    said = [values_of(text, fact.kind, choices) - users for text in messages]
+    if len(frozenset().union(*said)) > most:
+        return False
+    return any(len(values) <= limit and mentions(text, fact) for text, values in zip(messages, said))
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def _take_dates(text: str) -> tuple[set[str], str]:
+    """The dates in a text, and the text without them."""
+    dates: set[str] = set()
+    for pattern in _DATES:
+        kept, position = [], 0
+        for found in pattern.finditer(text):
+            if day := _date(found):
+                dates.add(day)
+                kept.append(text[position : found.start()])
+                position = found.end()
+        text = " ".join([*kept, text[position:]])
+    return dates, text
+
+
+def _date(found: re.Match[str]) -> str:
+    """ISO date, "-MM-DD" without a year, or "" if there is no such day."""
+    month = found["month"].lower()
+    number = int(month) if month.isdigit() else next(i for i, m in enumerate(_MONTHS, 1) if m[:3] == month[:3])
+    try:
+        day = dt.date(int(found["year"] or 2024), number, int(found["day"]))  # 2024 is a leap year
+    except ValueError:
+        return ""
+    return day.isoformat() if found["year"] else day.isoformat()[4:]
+
+
+def _clock(found: re.Match[str]) -> str:
+    hour, minute, half = int(found[1]), found[2], (found[3] or "").lower()
+    if half:
+        hour = hour % 12 + (12 if half == "p" else 0)
+    return f"{hour:02d}:{minute}"
+
+
+def _number(text: str) -> str:
+    """A number's value: thousands separators dropped, "12,5" and "12,50" read as decimals."""
+    head, comma, tail = text.rpartition(",")
+    if comma and len(tail) in (1, 2) and "," not in head and "." not in text:
+        text = f"{head}.{tail}"
+    return f"{Decimal(text.replace(',', '') or '0').normalize():f}"

@@ -1,0 +1,171 @@
+"""The plain data that service tasks are made of: facts, goals, domains, tasks."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from orchestra_envs.parse import ToolCall
+from orchestra_envs.service.world import World
+from orchestra_envs.tools import Tool
+
+FactKind = Literal["number", "date", "time", "name"]
+GoalOutcome = Literal["write", "refuse", "inform"]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something the user must be told.
+
+    `value` is "12.50" (number; dollars without sign), "2026-03-14" (date), "09:30" (time) or a text (name). `question`
+    is how the user asks for it when the agent forgot. `choices`: for names, all names it could have been, so that
+    reading out the whole list does not count as telling.
+    """
+
+    kind: FactKind
+    value: str
+    question: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One thing the user wants.
+
+    Args:
+        kind: the domain's name for this sort of wish, such as "return_item".
+        outcome: "write" (the database must change), "refuse" (the policy forbids it) or "inform" (a look-up).
+        asks: the wish in the user's words, complete: two or more phrasings.
+        vague: the wish without its details, which the user gives when asked; "" if there is no such form.
+        known: what the user knows that belongs to it, by slot ("order", "item", see `user.SLOTS`).
+        reads: golden look-ups, in order; they change nothing.
+        writes: golden changes.
+        tells: what must be told.
+        proposal: what the agent is about to do, completing "I would ...".
+        reports: sentences that say the outcome with all of `tells`: two or more phrasings.
+        needs: references of records that must be looked at or changed; those that `writes` change are added.
+        needs_identity: whether the user must be verified first.
+    """
+
+    kind: str
+    outcome: GoalOutcome
+    asks: tuple[str, ...]
+    known: Mapping[str, str] = field(default_factory=dict)
+    vague: str = ""
+    reads: tuple[ToolCall, ...] = ()
+    writes: tuple[ToolCall, ...] = ()
+    tells: tuple[Fact, ...] = ()
+    proposal: str = ""
+    reports: tuple[str, ...] = ()
+    needs: frozenset[str] = frozenset()
+    needs_identity: bool = True
+
+    @property
+    def golden(self) -> str:
+        """What solving it takes, as text: equal texts are equal solutions."""
+        return repr((self.outcome, self.writes, [(fact.kind, fact.value) for fact in self.tells]))
+
+
+@dataclass(frozen=True)
+class Person:
+    """The user of a task: the record's id and name, what they know of themselves by slot, and the verifying call."""
+
+    id: str
+    name: str
+    known: Mapping[str, str]
+    verification: ToolCall
+    identity_slots: tuple[str, ...]
+
+
+GoalMaker = Callable[[World, Person, random.Random], Iterable[Goal]]
+"""All goals of one kind that a person can have in a world; two goals with equal `asks` must have equal solutions."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A kind of world.
+
+    Args:
+        name: as in task ids.
+        policy: the rules for the agent; "{today}" stands for the date.
+        tools: all tools; names are unlike those of other domains.
+        make_world: a random database and its protagonist, a pure function of the generator.
+        goals: goal makers by kind.
+        changeable: the kinds in which the user may change their mind from one goal to another of the same kind.
+        alternatives: for the check that golden arguments are the only ones: argument name -> other plausible values.
+    """
+
+    name: str
+    policy: str
+    tools: tuple[Tool, ...]
+    make_world: Callable[[random.Random], tuple[World, Person]]
+    goals: Mapping[str, GoalMaker]
+    changeable: tuple[str, ...]
+    alternatives: Callable[[World, str, Any], Sequence[Any]]
+
+    def instructions(self, today: dt.date) -> str:
+        """The policy text on a day."""
+        return self.policy.format(today=f"{today.isoformat()} ({today.strftime('%A')})")
+
+
+@dataclass(frozen=True)
+class ServiceTask:
+    """One generated task; see `generate.make_service_task`.
+
+    `start` and `golden` are the databases before and after; neither may be changed (`World.copy`). `first_wishes` has,
+    for a goal that the user first states differently, the words of that first wish, by index of the goal.
+    `stages` groups the indices of the goals by when the user brings them up.
+    """
+
+    id: str
+    domain: str
+    person: Person
+    goals: tuple[Goal, ...]
+    stages: tuple[tuple[int, ...], ...]
+    first_wishes: Mapping[int, Goal]
+    vague: frozenset[int]
+    opening: str
+    start: World
+    golden: World
+    changed: tuple[frozenset[str], ...]
+    needs: frozenset[str]
+
+    @cached_property
+    def facts(self) -> tuple[Fact, ...]:
+        """Everything that must be told."""
+        return tuple(fact for goal in self.goals for fact in goal.tells)
+
+    @property
+    def actions(self) -> tuple[ToolCall, ...]:
+        """The golden actions: verification, look-ups and changes."""
+        verification = (self.person.verification,) if any(goal.needs_identity for goal in self.goals) else ()
+        return verification + tuple(call for goal in self.goals for call in (*goal.reads, *goal.writes))
+
+    @cached_property
+    def user_texts(self) -> tuple[str, ...]:
+        """Everything the user can say that has a value in it."""
+        goals = (*self.goals, *self.first_wishes.values())
+        asks = tuple(ask for goal in goals for ask in (*goal.asks, goal.vague))
+        return (self.opening, *asks, *self.person.known.values(), *(v for goal in goals for v in goal.known.values()))
+
+    def scenario(self) -> dict[str, Any]:
+        """The task in the layout that tool-agent benchmarks use: user scenario and evaluation criteria, JSON values."""
+        return {
+            "id": self.id,
+            "user_scenario": {
+                "reason_for_call": self.opening,
+                "known_info": dict(self.person.known),
+                "requests": [{"ask": goal.asks[0], "known_info": dict(goal.known)} for goal in self.goals],
+                "changes_of_mind": {str(i): goal.asks[0] for i, goal in self.first_wishes.items()},
+            },
+            "evaluation_criteria": {
+                "actions": [{"name": call.name, "arguments": call.arguments} for call in self.actions],
+                "communicate_info": [fact.value for fact in self.facts],
+                "final_database_sha256": self.golden.digest(),
+                "touched": sorted(self.needs),
+            },
+        }
