@@ -565,6 +565,7 @@ def test_a_task_from_a_file_is_played(server: OpenAIServer, tmp_path: Path) -> N
         ({"max_errors": 0}, r"max_errors must be a whole number"),
         ({"nl_judge": "skip"}, r"nl_judge must be a mapping"),
         ({"tasks": ["judged", "lend"]}, r"nl_judge: the reward of 1 of 2 tasks"),
+        ({"retrieval": "bm25_grep"}, r"domain 'desk' \(retrieval_variant='bm25_grep', .*TypeError"),
         ({"solo": True, "tasks": ["told"]}, r"solo: none of the tasks has a ticket"),
     ],
 )

@@ -72,6 +72,7 @@ def test_doing_nothing_in_mock(user: dict[str, Any]) -> None:
     assert {task_id for task_id, outcome in found.items() if outcome} == {"create_task_1_nl_eval"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solo", [False, True])
 def test_telecom(user: dict[str, Any], solo: bool) -> None:
     try:
@@ -82,12 +83,27 @@ def test_telecom(user: dict[str, Any], solo: bool) -> None:
     assert set(outcomes(env, golden=False, solo=solo).values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_retail(user: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="assertions in natural language"):
         Tau2Env(domain="retail", user=user)
     env = Tau2Env(domain="retail", user=user, tasks=[str(number) for number in range(6)], nl_judge="ignore")
     assert set(outcomes(env, golden=True).values()) == {1.0}
     assert set(outcomes(env, golden=False).values()) == {0.0}
+
+
+@pytest.mark.slow
+def test_banking_with_local_retrieval(user: dict[str, Any]) -> None:
+    pytest.importorskip("rank_bm25")
+    tasks = list(library.load_tasks("banking_knowledge", None, None))[:4]
+    env = Tau2Env(domain="banking_knowledge", tasks=tasks, user=user, retrieval="bm25_grep")
+    assert set(outcomes(env, golden=True).values()) == {1.0}
+    assert set(outcomes(env, golden=False).values()) == {0.0}
+
+
+def test_retail_has_no_solo_mode() -> None:
+    with pytest.raises(ValueError, match="none of the tasks has a ticket"):
+        Tau2Env(domain="retail", solo=True, nl_judge="ignore")
 
 
 def test_a_conversation_that_the_task_brings_along(user: dict[str, Any]) -> None:
@@ -101,7 +117,7 @@ def test_a_conversation_that_the_task_brings_along(user: dict[str, Any]) -> None
 def test_the_prompts_are_those_of_tau2_bench(user: dict[str, Any]) -> None:
     env = Tau2Env(domain="mock", user=user)
     _, info = env.reset(seed=0, options={"task_id": "create_task_1"})
-    environment = library.make_environment("mock")
+    environment = library.make_environment(library.World("mock"), None)
     assert environment.get_policy().strip() in info["instructions"]
     shown = [spec["function"] for spec in json.loads(info["tools_json"])]
     assert shown == [tool.openai_schema["function"] for tool in environment.get_tools()]

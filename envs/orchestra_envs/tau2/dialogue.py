@@ -58,14 +58,14 @@ class Dialogue:
     unpaid_usd: float = 0.0
 
 
-def begin(domain: str, task: Any, *, solo: bool, let_agent_finish: bool) -> Dialogue:
+def begin(world: library.World, task: Any, *, let_agent_finish: bool) -> Dialogue:
     """A fresh environment in the task's initial state, and the dialogue as far as the task brings it along."""
     task = task.model_copy(deep=True)
-    environment = library.make_environment(domain, solo=solo)
+    environment = library.make_environment(world, task)
     initial = task.initial_state
     trajectory = list((initial and initial.message_history) or [])
     library.restore(environment, task, trajectory)
-    if solo:
+    if world.solo:
         return Dialogue(environment, trajectory, library.agent_prompt(environment))
     if not trajectory:
         trajectory = [copy.deepcopy(library.load().DEFAULT_FIRST_AGENT_MESSAGE)]

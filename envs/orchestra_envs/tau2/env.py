@@ -70,6 +70,8 @@ class Tau2Env(ToolEnv):
             "ignore" to leave those assertions out of the reward.
         solo: no user; the question is the task's ticket, the user's tools are the policy's, too, and the first turn
             of plain text ends the episode. Only tasks with a ticket.
+        retrieval: for banking_knowledge, how it finds its documents, such as "bm25_grep" (its own choice needs
+            embeddings of OpenAI).
         let_agent_finish: a user who says stop beside other words leaves at the policy's next message, not at once;
             simulated users tend to say "yes, do it" and stop in one breath. Not tau2-bench's rule.
         max_errors: this many failed tool calls (the user's too) end the episode, end_reason "too_many_errors"; they
@@ -96,6 +98,7 @@ class Tau2Env(ToolEnv):
         experts: Sequence[Mapping[str, Any]] = (),
         nl_judge: Mapping[str, Any] | str | None = None,
         solo: bool = False,
+        retrieval: str | None = None,
         let_agent_finish: bool = False,
         max_errors: int = 10,
         tool_latency_s: float = 0.0,
@@ -110,8 +113,7 @@ class Tau2Env(ToolEnv):
             raise ValueError(f"max_errors must be a whole number of at least 1, not {max_errors!r}")
         if user is None and not solo:
             raise ValueError("user: name the model that plays the user, {'model': ..., 'base_url': ...}, or set solo")
-        self._domain = domain
-        self._solo = solo
+        self._world = library.World(domain, solo, retrieval)
         self._let_agent_finish = let_agent_finish
         self._max_errors = max_errors
         self._tool_latency_s = tool_latency_s
@@ -122,6 +124,7 @@ class Tau2Env(ToolEnv):
         if solo:
             self._tasks = {task_id: task for task_id, task in self._tasks.items() if library.is_for_solo(task)}
         _check_tasks(self._tasks, nl_judge, solo)
+        library.make_environment(self._world, next(iter(self._tasks.values())))  # so that what it lacks is told now
         self._dialogue: talk.Dialogue | None = None
 
     def sample_task(self, rng: np.random.Generator, options: Mapping[str, Any]) -> Task:
@@ -132,19 +135,17 @@ class Tau2Env(ToolEnv):
         if task_id not in self._tasks:
             raise ValueError(f"task_id: there is no task {task_id!r}, but {', '.join(list(self._tasks)[:5])}, ...")
         task = self._tasks[task_id]
-        self._dialogue = dialogue = talk.begin(
-            self._domain, task, solo=self._solo, let_agent_finish=self._let_agent_finish
-        )
-        if self._solo:
+        self._dialogue = dialogue = talk.begin(self._world, task, let_agent_finish=self._let_agent_finish)
+        if self._world.solo:
             instructions = _SOLO_PROMPT.format(policy=dialogue.environment.get_policy())
         elif self._hides_transfer:
             instructions = f"{dialogue.agent_prompt}\n\n{_INSTEAD_OF_TRANSFER}"
         else:
             instructions = dialogue.agent_prompt
         return Task(
-            question=task.ticket if self._solo else f"A user calls ({self._domain}, task {task_id}).",
+            question=task.ticket if self._world.solo else f"A user calls ({self._world.domain}, task {task_id}).",
             id=task_id,
-            metadata={"domain": self._domain, "opening_seed": int(rng.integers(2**63))},
+            metadata={"domain": self._world.domain, "opening_seed": int(rng.integers(2**63))},
             instructions=instructions,
         )
 
@@ -153,7 +154,7 @@ class Tau2Env(ToolEnv):
         dialogue = self._current
         environment = dialogue.environment
         offered = environment.get_tools()
-        if self._solo:
+        if self._world.solo:
             offered = offered + library.user_tools(self._tasks[task.id], environment)
         tools = [
             _domain_tool(dialogue, tool.openai_schema["function"], self._tool_latency_s)
@@ -165,7 +166,7 @@ class Tau2Env(ToolEnv):
     async def opening(self, task: Task) -> str:
         """The user's first words; a conversation that the task brings along stands before them."""
         dialogue = self._current
-        if self._solo:
+        if self._world.solo:
             return task.question
         num_given = len(dialogue.trajectory)
         try:
@@ -185,7 +186,7 @@ class Tau2Env(ToolEnv):
 
     async def reply(self, message: str) -> Reply | None:
         """What the user answers; the end, if they have left."""
-        if self._solo:
+        if self._world.solo:
             return None
         dialogue = self._current
         if dialogue.failure is not None:
@@ -218,7 +219,7 @@ class Tau2Env(ToolEnv):
         if dialogue.failure is not None:
             raise dialogue.failure
         messages = copy.deepcopy(dialogue.trajectory)
-        reward = await asyncio.to_thread(library.evaluate, self._domain, tau2_task, messages, solo=self._solo)
+        reward = await asyncio.to_thread(library.evaluate, self._world, tau2_task, messages)
         if reward and self._judge is not None and library.has_assertions_in_words(tau2_task):
             assertions = tau2_task.evaluation_criteria.nl_assertions
             reward *= await _judge_assertions(self._judge, messages, assertions, self.episode_rng)
@@ -229,7 +230,7 @@ class Tau2Env(ToolEnv):
         criteria = self._tasks[task.id].evaluation_criteria
         turns = []
         for action in (criteria and criteria.actions) or []:
-            if action.requestor == "user" and not self._solo:
+            if action.requestor == "user" and not self._world.solo:
                 turns.append(f"Please do this on your side: {action.get_func_format()}")
             else:
                 turns.append(render_call(ToolCall(action.name, action.arguments)))

@@ -10,6 +10,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,17 +197,43 @@ def is_for_solo(task: Any) -> bool:
     return bool(task.ticket) and all(message.role == "tool" or message.tool_calls for message in history)
 
 
-def make_environment(domain: str, *, solo: bool = False) -> Any:
-    """A fresh environment of the domain: its database and the tools on it."""
-    constructor = load().registry.get_env_constructor(domain)
+@dataclass(frozen=True)
+class World:
+    """Which environment tasks are posed in: a domain, with a user or `solo`.
+
+    `retrieval` is how banking_knowledge finds its documents ("bm25_grep"); None elsewhere.
+    """
+
+    domain: str
+    solo: bool = False
+    retrieval: str | None = None
+
+    def arguments(self, task: Any) -> dict[str, Any]:
+        """What the environment's constructor is given beside solo mode, as tau2-bench's own runner does."""
+        if self.retrieval is None:
+            return {}
+        actions = (task.evaluation_criteria and task.evaluation_criteria.actions) or []
+        wanted = {action.arguments.get("agent_tool_name") for action in actions}
+        return {"retrieval_variant": self.retrieval, "task": task, "read_log_allowlist": wanted - {None}}
+
+
+def make_environment(world: World, task: Any) -> Any:
+    """A fresh environment: the database and the tools on it.
+
+    Raises:
+        ValueError: it cannot be made: files or packages that the domain needs are missing, or it has no solo mode.
+    """
+    constructor = load().registry.get_env_constructor(world.domain)
+    arguments = world.arguments(task) | ({"solo_mode": True} if world.solo else {})
     try:
-        return constructor(solo_mode=True) if solo else constructor()
+        return constructor(**arguments)
     except FileNotFoundError as error:
         raise ValueError(
-            f"domain {domain!r}: {error.filename} is missing; is TAU2_DATA_DIR the `data` of a full clone?"
+            f"domain {world.domain!r}: {error.filename} is missing; is TAU2_DATA_DIR the `data` of a full clone?"
         ) from error
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"domain {domain!r}{' in solo mode' if solo else ''}: {error}") from error
+    except Exception as error:
+        how = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if name != "task")
+        raise ValueError(f"domain {world.domain!r} ({how}): {type(error).__name__}: {error}") from error
 
 
 def user_prompt(task: Any, environment: Any) -> tuple[str, list[dict[str, Any]]]:
@@ -231,7 +258,7 @@ def agent_prompt(environment: Any) -> str:
     return lib.SYSTEM_PROMPT.format(agent_instruction=lib.AGENT_INSTRUCTION, domain_policy=environment.get_policy())
 
 
-def evaluate(domain: str, task: Any, messages: Sequence[Any], *, solo: bool) -> float:
+def evaluate(world: World, task: Any, messages: Sequence[Any]) -> float:
     """The reward of tau2-bench's evaluator for a dialogue that ended well, assertions in words left out.
 
     It builds the environment anew, replays the calls in it, and compares with the golden actions.
@@ -246,17 +273,23 @@ def evaluate(domain: str, task: Any, messages: Sequence[Any], *, solo: bool) -> 
         start_time="",
         end_time="",
         duration=0.0,
-        termination_reason=lib.TerminationReason.AGENT_STOP if solo else lib.TerminationReason.USER_STOP,
+        termination_reason=lib.TerminationReason.AGENT_STOP if world.solo else lib.TerminationReason.USER_STOP,
         messages=list(messages),
     )
+    arguments = world.arguments(task)
     try:
         reward = lib.evaluate_simulation(
-            simulation=run, task=task, evaluation_type=lib.EvaluationType.ALL, solo_mode=solo, domain=domain
+            simulation=run,
+            task=task,
+            evaluation_type=lib.EvaluationType.ALL,
+            solo_mode=world.solo,
+            domain=world.domain,
+            **({"env_kwargs": arguments} if arguments else {}),
         ).reward
     except ValueError:
         # Assertions about something that is not there raise, so they do not hold; calls that replay otherwise than
         # they ran, which raise the same error, do so here again.
-        restore(make_environment(domain, solo=solo), task, messages)
+        restore(make_environment(world, task), task, messages)
         reward = 0.0
     return float(reward)
 
