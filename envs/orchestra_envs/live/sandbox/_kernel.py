@@ -262,9 +262,13 @@ def landlock(rules: "list[tuple[str, str]]", version: int) -> None:
     os.close(ruleset)
 
 
-def landlock_signals() -> None:
-    """Confine this process further: no signals to processes outside of it (from version 6 on)."""
-    ruleset = _ruleset(0, SCOPE_VERSION)
+def landlock_signals(work: str) -> None:
+    """Confine this process further: no signals to processes outside of it (from version 6 on).
+
+    Every layer of Landlock forbids moving files between directories unless it says otherwise, hence `work`.
+    """
+    ruleset = _ruleset(_FILE_RIGHTS[2], SCOPE_VERSION)
+    _allow(ruleset, work, _FILE_RIGHTS[2])
     call("landlock_restrict_self", ruleset, 0)
     os.close(ruleset)
 

@@ -34,8 +34,8 @@ _NAMESPACE_REMEDY = (
 _REMEDIES = {
     **dict.fromkeys((*_NAMESPACES, "private_root"), _NAMESPACE_REMEDY),
     "landlock": (
-        "use a kernel of 5.13 or newer with 'landlock' in its boot parameter lsm=, in a container whose seccomp profile "
-        "permits the calls 444 to 446"
+        "use a kernel of 5.13 or newer with 'landlock' in its boot parameter lsm=, in a container whose "
+        "seccomp profile permits the calls 444 to 446"
     ),
     "seccomp": "use a kernel with CONFIG_SECCOMP_FILTER on x86_64 or aarch64",
     "drop_root": "start as an ordinary user, or give root CAP_SETUID and CAP_SETGID",

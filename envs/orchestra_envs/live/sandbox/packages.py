@@ -24,7 +24,9 @@ def package_links(packages: Sequence[str]) -> list[tuple[str, str]]:
             distribution = importlib.metadata.distribution(name)
         except (importlib.metadata.PackageNotFoundError, ValueError):
             if asked_for:
-                raise ValueError(f"packages: {name!r} is not installed here; `pip install {name}` or leave it out")
+                raise ValueError(
+                    f"packages: {name!r} is not installed here; `pip install {name}` or leave it out"
+                ) from None
             continue
         found = _files(distribution)
         if asked_for and not found:

@@ -190,7 +190,7 @@ async def _exchange(request: dict[str, Any], timeout_s: float) -> bytes:
             process.stdin.write(_encode(request))
             await process.stdin.drain()
         return await asyncio.wait_for(process.stdout.read(), timeout_s)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise ToolUnavailableError(f"the sandbox gave no answer within {timeout_s:g} s") from None
     finally:
         await _ended(process)

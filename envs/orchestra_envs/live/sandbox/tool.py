@@ -15,6 +15,7 @@ from orchestra_envs.tools import Price, Tool, ToolArgumentError
 
 PRICE = Price(per_second_usd=0.0000083)
 MAX_CODE_CHARS = 1_000_000
+MAX_FILES = 4096
 _BYTES_PER_SHOWN_CHAR = 64
 _MARGIN_S = 30.0
 
@@ -150,7 +151,7 @@ def _limit_in_words(limit: str, limits: Limits) -> str:
         "wall": f"wall clock limit of {limits.wall_s:g} s",
         "memory": f"memory limit of {limits.memory_mb} MB",
         "processes": f"processes limit of {limits.max_processes}",
-        "files": f"files limit of {limits.max_file_mb} MB",
+        "files": f"files limit of {limits.max_file_mb} MB and {MAX_FILES} files",
         "output": f"output limit of {limits.max_output_bytes} bytes",
     }[limit]
 
