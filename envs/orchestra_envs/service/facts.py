@@ -3,11 +3,13 @@
 Numbers are compared by value ("$12.5", "12.50", "1,250", "USD 1250.00"), dates in the usual notations, names without
 regard to case and blanks. Parts of identifiers ("O-12345"), dates and clock times are no numbers.
 
-Telling is not listing: a message that holds more than `MAX_VALUES + 2 * required` different values of a fact's kind
-tells none of them, and neither does a conversation with more than twice as many (`required`: how many facts of that
-kind the task has; values that the user said himself are not counted). Of names, which are few, `MAX_NAMES + required`
-a message and one more a conversation. So a policy cannot read out whole records, or guess on until one is right, while
-a summary of several requests, with a fee, a refund and a total each, stays far below the limit.
+Telling is not listing. A message with more than `MAX_VALUES + 2 * required` different values of a fact's kind tells
+none of them (`required`: how many facts of that kind the task has; what the user said does not count), nor does one with
+`LISTING` decoys or more: values that the fact could have been, such as the due dates of the user's other loans.
+And where the other messages together hold more than twice as many values, or more than `MAX_DECOYS` decoys, nothing
+was told at all. So a policy can neither read out whole records nor go on guessing until one value is right, while one
+that lists what there is to choose from, and later says what was asked, does well; as does a summary of four requests
+with a fee, a refund and a total each.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from functools import lru_cache
 
 from orchestra_envs.service.goals import Fact, FactKind
 
-MAX_VALUES, MAX_NAMES = 4, 1
+MAX_VALUES, LISTING, MAX_DECOYS = 4, 4, 2
 
 _MONTHS = [
     "january",
@@ -81,37 +83,48 @@ def values_of_all(texts: tuple[str, ...], kind: FactKind, choices: tuple[str, ..
     return frozenset().union(*(values_of(text, kind, choices) for text in texts))
 
 
-def canonical(fact: Fact) -> str:
-    """The fact's value as `values_of` gives it."""
-    return _number(fact.value) if fact.kind == "number" else _flat(fact.value)
+def canonical(kind: FactKind, value: str) -> str:
+    """A value as `values_of` gives it."""
+    return _number(value) if kind == "number" else _flat(value)
 
 
 def mentions(text: str, fact: Fact) -> bool:
     """Whether a text has the fact's value in it at all."""
     values = values_of(text, fact.kind, (fact.value,))
-    return canonical(fact) in values or (fact.kind == "date" and fact.value[4:] in values)
+    return canonical(fact.kind, fact.value) in values or (fact.kind == "date" and fact.value[4:] in values)
 
 
 def names_of(facts: Iterable[Fact]) -> tuple[str, ...]:
     """All names that facts of the kind "name" could have been."""
-    return tuple(dict.fromkeys(name for fact in facts if fact.kind == "name" for name in (fact.value, *fact.choices)))
+    names = (name for fact in facts if fact.kind == "name" for name in (fact.value, *fact.choices))
+    return tuple(dict.fromkeys(names))
 
 
 def told(facts: Sequence[Fact], messages: Sequence[str], user_texts: tuple[str, ...] = ()) -> list[bool]:
     """For each fact, whether the agent's messages tell it; see the module's text for what does not count."""
-    return [_is_told(fact, facts, messages, user_texts) for fact in facts]
+    telling = {kind: _telling(kind, facts, messages, user_texts) for kind in {fact.kind for fact in facts}}
+    return [any(mentions(text, fact) for text in telling[fact.kind]) for fact in facts]
 
 
-def _is_told(fact: Fact, facts: Sequence[Fact], messages: Sequence[str], user_texts: tuple[str, ...]) -> bool:
-    required = sum(other.kind == fact.kind for other in facts)
-    limit = MAX_NAMES + required if fact.kind == "name" else MAX_VALUES + 2 * required
-    most = limit + 1 if fact.kind == "name" else 2 * limit
-    choices = names_of(facts)
-    users = values_of_all(user_texts, fact.kind, choices)
-    said = [values_of(text, fact.kind, choices) - users for text in messages]
-    if len(frozenset().union(*said)) > most:
-        return False
-    return any(len(values) <= limit and mentions(text, fact) for text, values in zip(messages, said))
+def _telling(
+    kind: FactKind, facts: Sequence[Fact], messages: Sequence[str], user_texts: tuple[str, ...]
+) -> Sequence[str]:
+    """The messages that can tell facts of a kind; none if too much was said in them."""
+    facts = [fact for fact in facts if fact.kind == kind]
+    names = names_of(facts)
+    users = _keys(kind, values_of_all(user_texts, kind, names))
+    required = _keys(kind, (canonical(kind, fact.value) for fact in facts))
+    decoys = _keys(kind, (canonical(kind, value) for fact in facts for value in fact.choices)) - required - users
+    limit = MAX_VALUES + 2 * len(facts)
+    said = {text: _keys(kind, values_of(text, kind, names)) - users for text in messages}
+    telling = [text for text, values in said.items() if len(values) <= limit and len(values & decoys) < LISTING]
+    together = frozenset().union(*(said[text] for text in telling))
+    return telling if len(together) <= 2 * limit and len(together & decoys) <= MAX_DECOYS else ()
+
+
+def _keys(kind: FactKind, values: Iterable[str]) -> frozenset[str]:
+    """Values for counting: dates with and without their year are one."""
+    return frozenset(value[-6:] if kind == "date" else value for value in values)
 
 
 def _flat(text: str) -> str:

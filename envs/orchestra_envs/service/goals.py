@@ -22,8 +22,8 @@ class Fact:
     """Something the user must be told.
 
     `value` is "12.50" (number; dollars without sign), "2026-03-14" (date), "09:30" (time) or a text (name). `question`
-    is how the user asks for it when the agent forgot. `choices`: for names, all names it could have been, so that
-    reading out the whole list does not count as telling.
+    is how the user asks for it when the agent forgot. `choices`: what it could have been as well (all names of rooms,
+    the due dates of the user's other loans); saying too many of those does not count as telling.
     """
 
     kind: FactKind

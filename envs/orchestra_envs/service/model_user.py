@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 END_MARKER = "[END]"
 MAX_TOKENS = 400
 
-_PROMPT = unwrapped("""You are {name}, a customer who writes to a service agent. Stay in this role and write only what the customer would
-  say, in one to three short sentences.
+_PROMPT = unwrapped("""You are {name}, a customer who writes to a service agent. Stay in this role and write only
+  what the customer would say, in one to three short sentences.
 
 What you know of yourself:
 {person}

@@ -271,8 +271,9 @@ class ScriptedUser:
         wishes = self._open_wishes()
         lower = text.lower()
         about = [n for n in wishes if any(_topic(value) in lower for value in self._known(n).values())]
-        refused = [n for n in wishes if self._task.goals[n].outcome == "refuse"]
-        self._settled.update(about or refused[:1] or wishes[:1])
+        refused = [n for n in wishes if self._task.goals[n].outcome == "refuse" and n not in about]
+        num_refusals = max(len(about), len(_REFUSAL.findall(text)))
+        self._settled.update((about + refused)[:num_refusals] or wishes[:1])
 
     def _note_values(self, text: str) -> None:
         facts = self._task.facts

@@ -460,12 +460,19 @@ def _without_referral(world: World, doctor: Doctor, common: dict[str, Any]) -> G
         **common,
         outcome="refuse",
         reads=tuple(reads),
-        tells=(Fact("date", first.isoformat(), "On which day is a general practitioner free first?"),),
+        tells=(
+            Fact(
+                "date",
+                first.isoformat(),
+                "On which day is a general practitioner free first?",
+                tuple(sorted({slot.day.isoformat() for slot in slots})),
+            ),
+        ),
         reports=(
             f"I am sorry, I cannot book Doctor {doctor.name} without a referral for {doctor.specialty}. The first "
             f"free day with a general practitioner is {said(first)}.",
-            f"You have no referral for {doctor.specialty}, so this booking is not possible. A general practitioner "
-            f"is free on {first.isoformat()}.",
+            f"An appointment with Doctor {doctor.name} is not possible without a referral for {doctor.specialty}; a "
+            f"general practitioner is free on {first.isoformat()}.",
         ),
     )
 

@@ -404,7 +404,7 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             "needs": frozenset({reference(booking)}),
         }
         if booking.rate == "saver":
-            yield _saver_refused(booking, "cancel", common)
+            yield _saver_refused(world, booking, "cancel", common)
             continue
         arguments = {"booking_id": booking.id, "refund_usd": refund / 100}
         yield Goal(
@@ -420,12 +420,14 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         )
 
 
-def _saver_refused(booking: Booking, what: str, common: dict[str, Any]) -> Goal:
+def _saver_refused(world: World, booking: Booking, what: str, common: dict[str, Any]) -> Goal:
     total = usd(booking.total_cents)
+    totals = tuple(f"{other.total_cents / 100:.2f}" for other in world.rows(Booking, guest_id=booking.guest_id))
+    fact = Fact("number", f"{booking.total_cents / 100:.2f}", "How much have I paid for that stay?", totals)
     return Goal(
         **common,
         outcome="refuse",
-        tells=(Fact("number", f"{booking.total_cents / 100:.2f}", "How much have I paid for that stay?"),),
+        tells=(fact,),
         reports=(
             f"I am sorry, I cannot {what} booking {booking.id}: it has the saver rate. You have paid {total} for it.",
             f"With the saver rate it is not possible to {what} {booking.id}; the stay was {total}.",
@@ -455,7 +457,7 @@ def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         stay = {"room_id": room.id, "arrival": wished.isoformat(), "nights": booking.nights}
         reads = (ToolCall("get_booking", {"booking_id": booking.id}),)
         if booking.rate == "saver":
-            yield _saver_refused(booking, "move", common | {"reads": reads})
+            yield _saver_refused(world, booking, "move", common | {"reads": reads})
             continue
         common["reads"] = (*reads, ToolCall("list_room_types", {}), ToolCall("check_availability", stay))
         if not _is_free(room, wished, booking.nights):

@@ -362,6 +362,7 @@ def _loan_reads(person: Person, title: Title) -> tuple[ToolCall, ...]:
 
 def _renew(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     student = world.tables[Member][person.id].student
+    dues = tuple(loan.due.isoformat() for loan in world.rows(Loan, member_id=person.id))
     for loan, title in _loans(world, person):
         limit = STUDENT_MAX_RENEWALS if student else MAX_RENEWALS
         term = FILM_DAYS if title.kind == "film" else STUDENT_LOAN_DAYS if student else LOAN_DAYS
@@ -384,7 +385,7 @@ def _renew(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             yield Goal(
                 **common,
                 outcome="refuse",
-                tells=(Fact("date", loan.due.isoformat(), f'When is "{title.name}" due?'),),
+                tells=(Fact("date", loan.due.isoformat(), f'When is "{title.name}" due?', dues),),
                 reports=(
                     f'I am sorry, I cannot renew "{title.name}": {why}. The due date is {said(loan.due)}.',
                     f'It is not possible to renew "{title.name}", as {why}; due on {loan.due.isoformat()}.',

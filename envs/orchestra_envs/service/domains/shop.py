@@ -404,7 +404,7 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             "needs": frozenset({reference(order)}),
         }
         if refused:
-            yield _too_late_for_changes(order, "cancel it", common)
+            yield _too_late_for_changes(world, order, "cancel it", common)
             continue
         arguments = {"order_id": order.id, "reason": reason, "refund_usd": total / 100}
         yield Goal(
@@ -420,11 +420,11 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         )
 
 
-def _too_late_for_changes(order: Order, what: str, common: dict[str, Any]) -> Goal:
+def _too_late_for_changes(world: World, order: Order, what: str, common: dict[str, Any]) -> Goal:
     return Goal(
         **common,
         outcome="refuse",
-        tells=(Fact("date", order.promised.isoformat(), "For which day is the delivery promised?"),),
+        tells=(_promised(world, order, "For which day is the delivery promised?"),),
         reports=(
             f"I am sorry, I cannot {what}: order {order.id} has been shipped. It is promised for "
             f"{said(order.promised)}.",
@@ -432,6 +432,11 @@ def _too_late_for_changes(order: Order, what: str, common: dict[str, Any]) -> Go
             f"{order.promised.isoformat()}.",
         ),
     )
+
+
+def _promised(world: World, order: Order, question: str) -> Fact:
+    days_of_all = tuple(other.promised.isoformat() for other in world.rows(Order, customer_id=order.customer_id))
+    return Fact("date", order.promised.isoformat(), question, days_of_all)
 
 
 def _return(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
@@ -502,15 +507,18 @@ def _exchange(world: World, person: Person, rng: random.Random) -> Iterator[Goal
                 "reads": (*_reads(order, product), ToolCall("find_products", {"words": new.name})),
                 "needs": frozenset({reference(order), reference(new)}),
             }
-            yield _exchanged(order, product, new, difference, common)
+            yield _exchanged(world, order, product, new, difference, common)
 
 
-def _exchanged(order: Order, product: Product, new: Product, difference: int, common: dict[str, Any]) -> Goal:
+def _exchanged(
+    world: World, order: Order, product: Product, new: Product, difference: int, common: dict[str, Any]
+) -> Goal:
     if new.restocked_on:
+        others = (other.restocked_on.isoformat() for other in world.rows(Product) if other.restocked_on)
         return Goal(
             **common,
             outcome="refuse",
-            tells=(Fact("date", new.restocked_on.isoformat(), f"When will the {new.name} be back?"),),
+            tells=(Fact("date", new.restocked_on.isoformat(), f"When will the {new.name} be back?", tuple(others)),),
             reports=(
                 f"I am sorry, I cannot make this exchange: the {new.name} is out of stock until "
                 f"{said(new.restocked_on)}.",
@@ -557,7 +565,7 @@ def _change_address(world: World, person: Person, rng: random.Random) -> Iterato
             "needs": frozenset({reference(order)}),
         }
         if order.status == "shipped":
-            yield _too_late_for_changes(order, "change the address", common)
+            yield _too_late_for_changes(world, order, "change the address", common)
             continue
         yield Goal(
             **common,
@@ -595,7 +603,7 @@ def _late_credit(world: World, person: Person, rng: random.Random) -> Iterator[G
             yield Goal(
                 **common,
                 outcome="refuse",
-                tells=(Fact("date", order.promised.isoformat(), "For which day had it been promised?"),),
+                tells=(_promised(world, order, "For which day had it been promised?"),),
                 reports=(
                     f"I am sorry, I cannot give compensation for {order.id}: it was promised for "
                     f"{said(order.promised)} and was not late enough.",
