@@ -160,7 +160,12 @@ def _typical_cost_usd(price: dict[str, float]) -> float:
 
 
 def _oracle(env: gymnasium.Env, specs: list[dict[str, Any]], task_id: str, rng: np.random.Generator) -> list[str]:
-    return list(best_plan(task_from_id(task_id), specs))
+    try:
+        return list(best_plan(task_from_id(task_id), specs))
+    except KeyError as error:
+        raise ValueError(
+            f"policy oracle: knows the market's tools by their own names, and {error} is none: no aliases"
+        ) from None
 
 
 def _habit(env: gymnasium.Env, specs: list[dict[str, Any]], task_id: str, rng: np.random.Generator) -> list[str]:

@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import math
 import pickle
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from gymnasium.utils.env_checker import check_env
 from orchestra_envs.env import INFO_TYPES
 from orchestra_envs.parse import ToolCall, render_call
 
+_WRONG_ARGUMENT = re.compile(r"unexpected keyword argument '\w+'|missing \d+ required .*?argument.*?'(?= was raised|$)")
 PLUGIN_GROUP = "orchestra.envs"
 
 
@@ -68,8 +70,8 @@ def make(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
     try:
         return gym.make(spec, **kwargs)
     except TypeError as error:
-        if "unexpected keyword argument" in str(error):
-            raise ValueError(f"{env_id}: {error}") from error
+        if found := _WRONG_ARGUMENT.search(str(error)):
+            raise ValueError(f"{env_id}: {found[0]}") from error
         raise
 
 

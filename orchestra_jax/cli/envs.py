@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import gymnasium as gym
+import yaml
 from orchestra_envs import EnvironmentNotFoundError, check, list_envs, load_plugins
 from orchestra_envs.toolbox import list_installed_tools
 
@@ -29,14 +32,19 @@ def list_environments() -> None:
             print(f"tool {tool.name}  {tool.target} ({tool.package})")
 
 
-def check_environment(env_id: str) -> None:
+def check_environment(env_id: str, arguments: Sequence[str] = ()) -> None:
     """Checks an environment against Gymnasium's rules and ours (`orchestra_envs.check`); prints what is wrong.
+
+    Args:
+      env_id: its name.
+      arguments: what to make it with, as "key=value" with a value in YAML.
 
     Raises:
       ConfigError: there is no such environment, it cannot be made, or it fails the check.
     """
+    kwargs = dict(map(_argument, arguments))
     try:
-        problems = check(env_id)
+        problems = check(env_id, **kwargs)
     except EnvironmentNotFoundError as error:
         raise ConfigError(str(error)) from error
     except Exception as error:  # whatever the environment's own code raises
@@ -46,6 +54,16 @@ def check_environment(env_id: str) -> None:
     if problems:
         raise ConfigError(f"{env_id} fails the check ({len(problems)} problem{'s' * (len(problems) > 1)})")
     print(f"{env_id} passes the check")
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not (key.isidentifier() and separator):
+        raise ConfigError(f"{text!r}: an environment's argument is written key=value")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: {value!r} is no YAML: {error}") from None
 
 
 def _origin(env_id: str) -> str:

@@ -87,8 +87,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("destination")
     sub.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as in the source")
 
-    sub = command("envs", _envs, "list the environments, or check one: `orchestra envs orchestra/Market-v0`")
+    sub = command("envs", _envs, "list the environments and tools, or check one: `orchestra envs orchestra/Market-v0`")
     sub.add_argument("id", nargs="?", help="environment to check against Gymnasium's rules and ours")
+    sub.add_argument("overrides", nargs="*", metavar="key=value", help="the environment's arguments, as YAML")
 
     sub = command("index", _index, "an index for local search (BM25, and vectors with --dense) from documents")
     sub.add_argument("documents", help="a folder of text files, or a .jsonl file")
@@ -135,7 +136,7 @@ def _envs(options: argparse.Namespace) -> None:
     from orchestra_jax.cli.envs import check_environment, list_environments
 
     if options.id:
-        check_environment(options.id)
+        check_environment(options.id, options.overrides)
     else:
         list_environments()
 

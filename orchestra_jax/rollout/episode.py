@@ -47,7 +47,11 @@ class Episode:
     """Sum of the environment's own rewards."""
     cost_usd: float = 0.0
     latency_s: float = 0.0
+    cost_known: bool = True
+    """False if a part of the cost is an estimate."""
     tool_counts: Counter[str] = field(default_factory=Counter)
+    error_counts: Counter[str] = field(default_factory=Counter)
+    """Failed calls by the type of their fault."""
     num_format_errors: int = 0
     end_reason: str = ""
     infra_failure: bool = False
@@ -87,6 +91,7 @@ class Episode:
             "outcome": self.outcome,
             "return": self.episode_return,
             "cost_usd": self.cost_usd,
+            "cost_known": self.cost_known,
             "latency_s": self.latency_s,
             "tool_counts": dict(self.tool_counts),
             "end_reason": self.end_reason,
@@ -112,6 +117,8 @@ def charge(episode: Episode, info: dict[str, Any], reward: SupportsFloat) -> lis
     episode.cost_usd += float(info.get("cost_usd", 0.0))
     episode.latency_s += float(info.get("latency_s", 0.0))
     episode.tool_counts.update(call["tool"] for call in calls)
+    episode.error_counts.update(call["error_type"] for call in calls if call.get("error_type"))
+    episode.cost_known = bool(info.get("cost_known", True))
     episode.num_format_errors = int(info.get("episode_format_errors", 0))
     if "outcome" in info:
         episode.outcome = float(info["outcome"])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from orchestra_envs.judge import judge_usage
 
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.rl import DROP_REASONS, batch_advantages, group_drop_reasons, group_rewards, token_weights
@@ -128,6 +129,14 @@ def episode_metrics(episodes: Sequence[Episode], lesson: Lesson) -> dict[str, fl
         metrics[f"tools/{name}/calls"] = calls[name] / len(episodes)
     if unknown := sum(count for name, count in calls.items() if name not in offered):
         metrics["tools/unknown_calls"] = unknown / len(episodes)
+    errors: Counter[str] = sum((e.error_counts for e in episodes), Counter())
+    for error_type, count in sorted(errors.items()):
+        metrics[f"tools/errors/{error_type}"] = count / len(episodes)
+    if unknown_costs := sum(not e.cost_known for e in episodes):
+        metrics["cost/estimated_episodes"] = unknown_costs
+    for model, usage in judge_usage():  # of this process so far; a judge's bill is not the policy's
+        metrics[f"judge/{model}/cost_usd"] = usage.cost_usd
+        metrics[f"judge/{model}/failures"] = usage.num_failures
     counts = Counter(lesson.dropped)
     for reason in DROP_REASONS:
         metrics[f"rollouts/dropped/{reason}"] = counts[reason]

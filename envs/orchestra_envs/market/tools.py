@@ -84,9 +84,13 @@ def _evaluate(node: ast.expr) -> Fraction:
     return value
 
 
+def _is_search(record: CallRecord) -> bool:
+    return (record.backend or record.tool) == "search"  # it may go by another name in an episode
+
+
 def passages_read(history: tuple[CallRecord, ...]) -> tuple[str, ...]:
     """The corpus passages that searches of an episode have returned so far, in that order."""
-    found = (record.text for record in history if record.tool == "search" and record.status == "ok")
+    found = (record.text for record in history if _is_search(record) and record.status == "ok")
     return tuple(line for text in found for line in text.split("\n"))
 
 
