@@ -23,7 +23,7 @@ import numpy as np
 
 from orchestra_envs.env import Preference, Reply, Task, ToolEnv
 from orchestra_envs.parse import parse_turn, render_call
-from orchestra_envs.preference import BALANCED, Split, sample_preference
+from orchestra_envs.preference import Split, fixed_weights, sample_preference
 from orchestra_envs.service.demonstrate import demonstration
 from orchestra_envs.service.domains import DOMAINS
 from orchestra_envs.service.generate import (
@@ -86,7 +86,7 @@ class ServiceEnv(ToolEnv):
         self._model_user = _model_user(user)
         domain_tools = tuple(tool for name in self._domains for tool in DOMAINS[name].tools)
         self.tools = (*domain_tools, *self._experts)
-        self._preference = _read_preference(preference, [tool.name for tool in self.tools])
+        self._preference = fixed_weights(preference, [tool.name for tool in self.tools])
         randomize = limits.pop("randomize", None)
         if randomize is not None:
             randomize = {"keep": [tool.name for tool in domain_tools], **randomize}
@@ -163,17 +163,3 @@ def _model_user(user: str | Mapping[str, Any]) -> ModelUser | None:
     if not isinstance(user, Mapping):
         raise ValueError(f"user: expected 'scripted' or a mapping such as {{'model': ...}}, got {user!r}")
     return ModelUser.of(user)
-
-
-def _read_preference(preference: str | Mapping[str, float], tools: Sequence[str]) -> Mapping[str, float] | None:
-    """The weights of a fixed preference; None stands for one drawn per episode."""
-    if preference == "random":
-        return None
-    if preference == "balanced":
-        return BALANCED
-    if not isinstance(preference, Mapping):
-        raise ValueError(f"preference: expected 'balanced', 'random' or a mapping of weights, got {preference!r}")
-    for name in preference:
-        if name not in (*BALANCED, *tools):
-            raise ValueError(f"preference: expected one of {', '.join((*BALANCED, *tools))}, got {name!r}")
-    return Preference({"outcome": 0.0, "cost": 0.0, "latency": 0.0, **preference}, "").weights

@@ -67,12 +67,13 @@ _DETAILS = re.compile(
 )
 _REQUEST = re.compile(
     r"\?|\bplease\b|\bcould you\b|\bcan you\b|\btell me\b|\bgive me\b|\bprovide\b|\bshare\b|\bsend me\b|\bneed your\b"
-    r"|\bi(?: would|'d)? need\b|\blet me know\b",
+    r"|\bi(?: would|'d)? need\b|\blet me know\b|\bwithout your\b|\brequire your\b",
     re.IGNORECASE,
 )
 _CONFIRM = re.compile(
     r"\bshall i\b|\bshould i\b|\bdo you (?:want|wish|agree|confirm|accept)\b|\bwould you like (?:me )?to\b"
-    r"|\b(?:may|can) i (?:now )?(?:proceed|go ahead)|\b(?:proceed|go ahead)\s*\?|\bto (?:proceed|go ahead)\?"
+    r"|\b(?:may|can) i (?:now )?(?:proceed|go ahead)|^\W*(?:proceed|go ahead)\s*\?"
+    r"|\b(?:ok|okay|right|fine|ready) to (?:proceed|go ahead)"
     r"|\bconfirm (?:that|this|the|it|so)\b|\bis (?:that|this) (?:ok|okay|right|correct|fine|alright)|\bare you sure\b"
     r"|\b(?:ok|okay|all right|agreed|correct|right)\s*\?|\byes or no\b|\byes/no\b|\bplease confirm\s*[.!?]?$",
     re.IGNORECASE,
@@ -239,7 +240,8 @@ class ScriptedUser:
         answers = []
         for slot in slots:
             values = [self._known(number)[slot] for number in self._raised if slot in self._known(number)]
-            values = values or [person.known[slot]] * (slot in person.known)
+            if not values and slot in person.known:
+                values = [person.known[slot]]
             if values:
                 answers.append(SLOTS[slot][1].format(" and ".join(dict.fromkeys(values))))
         if _DETAILS.search(asking):

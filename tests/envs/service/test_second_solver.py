@@ -79,10 +79,8 @@ def return_item(desk, known):
 
 
 def exchange_item(desk, known):
-    order, old, new = (
-        desk.call("get_order", order_id=known["order"]),
-        *map(lambda slot: the_item(desk, known[slot]), ("item", "new item")),
-    )
+    order = desk.call("get_order", order_id=known["order"])
+    old, new = the_item(desk, known["item"]), the_item(desk, known["new item"])
     assert old["category"] == new["category"]
     if new["stock"] == 0:
         return refuse(new["restocked_on"])
