@@ -113,7 +113,7 @@ def _in_child(action, report_w: int) -> None:
     try:
         action()
     except BaseException as error:
-        os.write(report_w, f"failed {type(error).__name__}: {error}".replace("\n", " ").encode()[:2000] + b"\n")
+        _tell(report_w, f"failed {type(error).__name__}: {error}".replace("\n", " ")[:900] + "\n")
         os._exit(1)
     os._exit(0)
 
@@ -207,7 +207,7 @@ def _end(warden: int, output: _Output, alive_w: int, *, private: bool) -> None:
 
 
 def _kill(pid: int) -> None:
-    try:  # noqa: SIM105 (contextlib takes a millisecond to import)
+    try:  # noqa: SIM105
         os.kill(pid, _signal.SIGKILL)
     except OSError:
         pass
@@ -453,18 +453,22 @@ def _warden(request: dict, supervisor: int, output_w: int, report_w: int, alive_
         _in_child(lambda: _program(request, work, output_w, others), report_w)
     os.close(output_w)
     status = _await_end(program, wake_r, alive_r)
-    os.write(report_w, b"ended\n")  # the supervisor kills what is left, where this process may not
     if private:
-        try:  # noqa: SIM105 (contextlib takes a millisecond to import)
-            os.kill(-1, _signal.SIGKILL)
-        except OSError:
-            pass
+        _kill(-1)
     elif status == -1:  # perhaps there is no supervisor any more
         for pid in (program, *descendants(os.getpid())):
             _kill(pid)
+    _tell(report_w, "ended\n")  # the supervisor kills what is left where this process may not
     status = _reap_all(program, status)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    os.write(report_w, f"exit {status} {usage.ru_utime + usage.ru_stime:.6f}\n".encode())
+    _tell(report_w, f"exit {status} {usage.ru_utime + usage.ru_stime:.6f}\n")
+
+
+def _tell(report_w: int, text: str) -> None:
+    try:  # noqa: SIM105 (contextlib takes a millisecond to import)
+        os.write(report_w, text.encode()[:2000])
+    except BrokenPipeError:  # the supervisor was killed
+        pass
 
 
 def _await_end(program: int, wake_r: int, alive_r: int) -> int:

@@ -115,7 +115,12 @@ def _achieved(missing: frozenset[str]) -> Isolation:
         if not all(mechanisms.get(name, "no").startswith("yes") for name in _NEEDED[wanted]):
             continue
         plan = _plan(wanted, mechanisms, missing)
-        problem = _self_test(wanted, plan)
+        problem, reads_past_permissions = _self_test(wanted, plan)
+        if reads_past_permissions:
+            mechanisms["drop_root"] = (
+                "yes, but for CAP_DAC_READ_SEARCH, since the interpreter lies where only root can read: "
+                "Landlock alone bounds what can be read"
+            )
         if not problem:
             mechanisms["self_test"], tier = "yes", wanted
             break
@@ -166,8 +171,8 @@ print("done")
 """
 
 
-def _self_test(tier: str, plan: Plan) -> str:
-    """What a program behind these walls can do that it must not; "" if nothing."""
+def _self_test(tier: str, plan: Plan) -> tuple[str, bool]:
+    """What a program behind these walls can do that it must not ("": nothing), and whether it reads as root would."""
     with tempfile.NamedTemporaryFile("w", prefix="orchestra-canary-") as file:
         os.chmod(file.name, 0o644)
         outside = 0 if plan.namespaces else os.getpid()
@@ -175,8 +180,8 @@ def _self_test(tier: str, plan: Plan) -> str:
         try:
             result = run_python_blocking(facts + _SELF_TEST, Limits(wall_s=15), plan)
         except ToolUnavailableError as error:
-            return str(error)
+            return str(error), False
     text = result.output.decode(errors="replace").strip()
     if result.exit_code == 0 and text == "done":
-        return ""
-    return "; ".join(text.splitlines()[-8:]) or f"the self-test ended with {result.limit or result.exit_code}"
+        return "", result.reads_past_permissions
+    return "; ".join(text.splitlines()[-8:]) or f"the self-test ended with {result.limit or result.exit_code}", False

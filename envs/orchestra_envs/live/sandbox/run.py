@@ -94,6 +94,8 @@ class RunResult:
         limit: "", "cpu", "memory", "wall", "output", "processes" or "files": the limit it was killed for.
         cpu_s: processor seconds of all its processes.
         wall_s: seconds from the launcher's start to its answer.
+        reads_past_permissions: whether CAP_DAC_READ_SEARCH was kept, since the interpreter lies where only root can
+            read; Landlock (at tier "limits" nothing) then bounds what can be read.
     """
 
     output: bytes
@@ -102,6 +104,7 @@ class RunResult:
     limit: str
     cpu_s: float
     wall_s: float
+    reads_past_permissions: bool = False
 
 
 async def run_python(code: str, limits: Limits, plan: Plan, links: Sequence[tuple[str, str]] = ()) -> RunResult:
@@ -262,6 +265,7 @@ def _result(report: dict[str, str], output: bytes, limits: Limits) -> RunResult:
         limit=limit,
         cpu_s=cpu_s,
         wall_s=float(report["wall_s"]),
+        reads_past_permissions=report["reads_all"] == "1",
     )
 
 

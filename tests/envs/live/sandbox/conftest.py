@@ -22,13 +22,16 @@ def plan_of(monkeypatch: pytest.MonkeyPatch, machine: str) -> Plan:
     return achieved.plan
 
 
-@pytest.fixture(params=["full", "kernel", "old_kernel"])
+_RARE = [pytest.param(name, marks=pytest.mark.slow) for name in ("old_kernel", "limits")]
+
+
+@pytest.fixture(params=["full", "kernel", _RARE[0]])
 def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Plans behind which nothing gets out."""
     return plan_of(monkeypatch, request.param)
 
 
-@pytest.fixture(params=list(MACHINES))
+@pytest.fixture(params=["full", "kernel", *_RARE])
 def any_plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Plans of every tier: limits and cleaning up hold behind them all."""
     return plan_of(monkeypatch, request.param)

@@ -305,5 +305,7 @@ async def _two(first: str, second: str, plan: Plan) -> list[bytes]:
 def test_calls_share_nothing(walls: Plan) -> None:
     import asyncio
 
-    outputs = asyncio.run(_two("x = 1; open('f', 'w').write('1'); x", "import os; 'x' in globals(), os.listdir()", walls))
+    outputs = asyncio.run(
+        _two("x = 1; open('f', 'w').write('1'); x", "import os; 'x' in globals(), os.listdir()", walls)
+    )
     assert outputs == [b"1\n", b"(False, [])\n"]
