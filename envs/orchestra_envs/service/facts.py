@@ -4,8 +4,8 @@ Numbers are compared by value ("$12.5", "12.50", "1,250", "USD 1250.00"), dates 
 regard to case and blanks. Parts of identifiers ("O-12345"), dates and clock times are no numbers.
 
 Telling is not listing. A message with more than `MAX_VALUES + 2 * required` different values of a fact's kind tells
-none of them (`required`: how many facts of that kind the task has; what the user said does not count), nor does one with
-`LISTING` decoys or more: values that the fact could have been, such as the due dates of the user's other loans.
+none of them (`required`: how many facts of that kind the task has; what the user said does not count). Nor does one
+with `LISTING` decoys or more: values that the fact could have been, such as the due dates of the user's other loans.
 And where the other messages together hold more than twice as many values, or more than `MAX_DECOYS` decoys, nothing
 was told at all. So a policy can neither read out whole records nor go on guessing until one value is right, while one
 that lists what there is to choose from, and later says what was asked, does well; as does a summary of four requests

@@ -34,6 +34,7 @@ R = TypeVar("R")
 
 READ_PRICE, READ_LATENCY_S = Price(per_call_usd=0.0002), 0.2
 WRITE_PRICE, WRITE_LATENCY_S = Price(per_call_usd=0.0005), 0.4
+MAX_USD = 1e6
 
 
 class World:
@@ -162,10 +163,14 @@ def usd(cents: int) -> str:
 
 
 def cents_of(amount_usd: float) -> int:
-    """Dollars, as a tool's argument, in whole cents; `ToolArgumentError` for a negative amount or half cents."""
-    cents = round(amount_usd * 100)
-    if amount_usd < 0 or abs(cents - amount_usd * 100) > 1e-6:
-        raise ToolArgumentError(f"an amount must be at least 0 and in whole cents, not {amount_usd!r}")
+    """Dollars, as a tool's argument, in whole cents.
+
+    Raises:
+        ToolArgumentError: below zero, above `MAX_USD` or not in whole cents.
+    """
+    cents = round(amount_usd * 100) if 0 <= amount_usd <= MAX_USD else -1
+    if cents < 0 or abs(cents - amount_usd * 100) > 1e-4:
+        raise ToolArgumentError(f"an amount must be 0 to {MAX_USD:g} dollars in whole cents, not {amount_usd!r}")
     return cents
 
 

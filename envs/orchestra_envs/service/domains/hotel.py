@@ -204,6 +204,8 @@ def create_booking(
     if not 1 <= guests <= room.beds:
         raise ToolArgumentError(f"{room.name} is for 1 to {room.beds} guests")
     booking_id = new_id("B", guest_id, room_id, day, nights, guests, rate)
+    if world.rows(Booking, id=booking_id, status="booked"):
+        raise ToolArgumentError(f"this stay is booked already, as {booking_id}")
     return world.put(Booking(booking_id, guest_id, room_id, day, nights, guests, rate, cents_of(total_usd)))
 
 
