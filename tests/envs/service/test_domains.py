@@ -86,7 +86,7 @@ def test_wrong_ids_change_nothing(domain):
             continue
         for name, value in arguments.items():
             if isinstance(value, str) and (name.endswith("_id") or name == "card_number"):
-                with pytest.raises(ToolArgumentError, match="there is no|has no line"):
+                with pytest.raises(ToolArgumentError, match=r"there is no|has no line"):
                     run_call(domain, world, ToolCall(tool.name, arguments | {name: "X-0"}))
             if name.endswith("_usd"):
                 with pytest.raises(ToolArgumentError):
