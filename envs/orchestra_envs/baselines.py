@@ -197,37 +197,57 @@ class Episode:
     end_reason: str
 
 
+class EpisodeRecord:
+    """An `Episode` in the making: begun with what `reset` gave, then told of every step."""
+
+    def __init__(self, seed: int, replica: int, observation: str, info: dict[str, Any]) -> None:
+        self._seed, self._replica = seed, replica
+        self._reset_info = self._info = info
+        self._reward = 0.0
+        self._counts: Counter[str] = Counter()
+        self._messages = [{"role": "user", "content": observation}]
+        self.ended = False
+
+    def add(self, action: str, observation: str, reward: float, ended: bool, info: dict[str, Any]) -> None:
+        """One step."""
+        calls = json.loads(info["calls_json"])
+        self._info, self.ended = info, ended
+        self._reward += reward
+        self._counts.update(call["tool"] for call in calls)
+        self._messages.append({"role": "assistant", "content": action})
+        if observation:
+            by_tool = calls or info["num_errors"]
+            self._messages.append({"role": "tool" if by_tool else "user", "content": observation})
+
+    def episode(self) -> Episode:
+        """What there is so far."""
+        info = self._info
+        return Episode(
+            task_id=self._reset_info["task_id"],
+            seed=self._seed,
+            replica=self._replica,
+            messages=self._messages,
+            reset_info=self._reset_info,
+            outcome=info["outcome"],
+            reward=self._reward,
+            cost_usd=info["episode_cost_usd"],
+            latency_s=info["episode_latency_s"],
+            tool_counts=dict(self._counts),
+            end_reason=info["end_reason"],
+        )
+
+
 def run_episode(env: gymnasium.Env, policy: Policy, seed: int, replica: int = 0) -> Episode:
     """Run one episode to its end.
 
     The same environment, policy, seed and replica give the same episode. `seed` fixes task, tools, prices and
     preference; `replica` varies the luck of the tools and of the policy.
     """
-    observation, reset_info = env.reset(seed=seed, options={"replica": replica})
-    info, reward, ended = reset_info, 0.0, False
-    messages = [{"role": "user", "content": observation}]
-    counts: Counter[str] = Counter()
+    observation, info = env.reset(seed=seed, options={"replica": replica})
+    record = EpisodeRecord(seed, replica, observation, info)
     policy.reset(env, observation, info, np.random.default_rng([seed, replica]))
-    while not ended:
+    while not record.ended:
         action = policy.act(observation, info)
-        observation, step_reward, terminated, truncated, info = env.step(action)
-        ended = terminated or truncated
-        reward += float(step_reward)
-        calls = json.loads(info["calls_json"])
-        counts.update(call["tool"] for call in calls)
-        messages.append({"role": "assistant", "content": action})
-        if not ended:
-            messages.append({"role": "tool" if calls else "user", "content": observation})
-    return Episode(
-        task_id=reset_info["task_id"],
-        seed=seed,
-        replica=replica,
-        messages=messages,
-        reset_info=reset_info,
-        outcome=info["outcome"],
-        reward=reward,
-        cost_usd=info["episode_cost_usd"],
-        latency_s=info["episode_latency_s"],
-        tool_counts=dict(counts),
-        end_reason=info["end_reason"],
-    )
+        observation, reward, terminated, truncated, info = env.step(action)
+        record.add(action, observation, float(reward), terminated or truncated, info)
+    return record.episode()

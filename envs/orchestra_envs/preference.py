@@ -75,6 +75,29 @@ _WORDINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+def fixed_weights(preference: str | Mapping[str, float], tools: Sequence[str]) -> Mapping[str, float] | None:
+    """The weights that an environment's `preference` argument stands for; None for one drawn per episode.
+
+    Args:
+        preference: "balanced" (`BALANCED`), "random" (None), or weights in [0, 1] for "outcome", "cost", "latency" and
+            any of the tools; those left out are 0.
+        tools: the names of the environment's tools.
+
+    Raises:
+        ValueError: another word, an unknown name, or a weight out of range.
+    """
+    if preference == "random":
+        return None
+    if preference == "balanced":
+        return BALANCED
+    if not isinstance(preference, Mapping):
+        raise ValueError(f"preference: expected 'balanced', 'random' or a mapping of weights, got {preference!r}")
+    for name in preference:
+        if name not in (*BALANCED, *tools):
+            raise ValueError(f"preference: expected one of {', '.join((*BALANCED, *tools))}, got {name!r}")
+    return Preference({"outcome": 0.0, "cost": 0.0, "latency": 0.0, **preference}, "").weights
+
+
 def draw_preference(rng: np.random.Generator, tools: Sequence[str], *, held_out: bool = False) -> Preference:
     """A random preference over `tools` (two names at least) with weights and the words that say them.
 

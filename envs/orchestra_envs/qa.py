@@ -41,7 +41,7 @@ from orchestra_envs.env import Preference, Task, ToolEnv
 from orchestra_envs.example_arguments import example_arguments
 from orchestra_envs.judge import Judge, JudgeUsage, extract_answer, is_number, make_judge, match, reference_answers
 from orchestra_envs.parse import ToolCall, render_call
-from orchestra_envs.preference import BALANCED, sample_preference
+from orchestra_envs.preference import fixed_weights, sample_preference
 from orchestra_envs.toolbox import tools_from_config
 from orchestra_envs.tools import Tool
 
@@ -119,7 +119,7 @@ class QAEnv(ToolEnv):
         self.tools = tools_from_config(tools)
         self._split = split
         self._instructions = instructions
-        self._weights = _fixed_weights(preference, [tool.name for tool in self.tools])
+        self._weights = fixed_weights(preference, [tool.name for tool in self.tools])
         self._file = _index(path, _field_names(fields), on_bad_row, self.judge.rules == "numeric")
         self._rows = self._file.rows_of(split, _fraction("test_fraction", test_fraction))
         if not len(self._rows):
@@ -188,20 +188,6 @@ class QAEnv(ToolEnv):
         if self._episode is not None and self.task.id == task.id:
             return self.offered_tools
         return self.tools
-
-
-def _fixed_weights(preference: str | Mapping[str, float], tools: Sequence[str]) -> Mapping[str, float] | None:
-    """The weights of a fixed preference; None stands for one drawn per episode."""
-    if preference == "random":
-        return None
-    if preference == "balanced":
-        return BALANCED
-    if not isinstance(preference, Mapping):
-        raise ValueError(f"preference: expected 'balanced', 'random' or a mapping of weights, got {preference!r}")
-    for name in preference:
-        if name not in (*BALANCED, *tools):
-            raise ValueError(f"preference: expected one of {', '.join((*BALANCED, *tools))}, got {name!r}")
-    return Preference({"outcome": 0.0, "cost": 0.0, "latency": 0.0, **preference}, "").weights
 
 
 def _fraction(name: str, value: Any) -> float:

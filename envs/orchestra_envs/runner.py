@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 
-from orchestra_envs.baselines import Episode
+from orchestra_envs.baselines import Episode, EpisodeRecord
 from orchestra_envs.env import ToolEnv, bare_tool_env
 from orchestra_envs.loop import bridge, drive, on_loop
 
@@ -122,34 +120,14 @@ async def _run_all(
 
 
 async def _play(env: ToolEnv, policy: AnyPolicy, seed: int, replica: int) -> Episode:
-    observation, reset_info = await env.areset(seed=seed, options={"replica": replica})
-    await _result_of(policy.reset(env, observation, reset_info, np.random.default_rng([seed, replica])))
-    info, reward, ended = reset_info, 0.0, False
-    messages = [{"role": "user", "content": observation}]
-    counts: Counter[str] = Counter()
-    while not ended:
+    observation, info = await env.areset(seed=seed, options={"replica": replica})
+    record = EpisodeRecord(seed, replica, observation, info)
+    await _result_of(policy.reset(env, observation, info, np.random.default_rng([seed, replica])))
+    while not record.ended:
         action = await _result_of(policy.act(observation, info))
-        observation, step_reward, terminated, truncated, info = await env.astep(action)
-        ended = terminated or truncated
-        reward += step_reward
-        calls = json.loads(info["calls_json"])
-        counts.update(call["tool"] for call in calls)
-        messages.append({"role": "assistant", "content": action})
-        if observation:
-            messages.append({"role": "tool" if calls or info["num_errors"] else "user", "content": observation})
-    return Episode(
-        task_id=reset_info["task_id"],
-        seed=seed,
-        replica=replica,
-        messages=messages,
-        reset_info=reset_info,
-        outcome=info["outcome"],
-        reward=reward,
-        cost_usd=info["episode_cost_usd"],
-        latency_s=info["episode_latency_s"],
-        tool_counts=dict(counts),
-        end_reason=info["end_reason"],
-    )
+        observation, reward, terminated, truncated, info = await env.astep(action)
+        record.add(action, observation, reward, terminated or truncated, info)
+    return record.episode()
 
 
 async def _result_of(value: Any) -> Any:

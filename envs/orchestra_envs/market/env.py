@@ -19,7 +19,7 @@ from orchestra_envs.market.judge import is_correct
 from orchestra_envs.market.plans import keeps_all_solvable
 from orchestra_envs.market.tasks import SPLITS, TASK_TYPES, make_task, task_from_id
 from orchestra_envs.market.tools import TOOL_NAMES, expert_tool, market_tools
-from orchestra_envs.preference import BALANCED, draw_preference
+from orchestra_envs.preference import draw_preference, fixed_weights
 from orchestra_envs.tools import Price, Tool
 
 _NUM_TASKS = 2**31  # task numbers that reset draws from, per type and split
@@ -65,7 +65,7 @@ class MarketEnv(ToolEnv):
             raise ValueError(f"price_spread: expected a finite factor of at least 1, got {price_spread}")
         self._randomize_tools = randomize_tools
         self._price_spread = price_spread
-        self._weights = _fixed_weights(preference, self._names)
+        self._weights = fixed_weights(preference, self._names)
         self.tools = tuple(tool for tool in market_tools() if tool.name in self._names)
         super().__init__(**limits)
 
@@ -120,19 +120,6 @@ def _scale(tool: Tool, price_factor: float, latency_factor: float) -> Tool:
         )
     price = Price(per_call_usd=tool.price.per_call_usd * price_factor)
     return replace(tool, price=price, latency_s=tool.latency_s * latency_factor)
-
-
-def _fixed_weights(preference: str | Mapping[str, float], tools: Sequence[str]) -> Mapping[str, float] | None:
-    """The weights of a fixed preference; None stands for one drawn per episode."""
-    if preference == "random":
-        return None
-    if preference == "balanced":
-        return BALANCED
-    if isinstance(preference, str):
-        raise ValueError(f"preference: expected 'balanced', 'random' or a mapping of weights, got {preference!r}")
-    for name in preference:
-        _one_of("preference", name, (*BALANCED, *tools))
-    return Preference({"outcome": 0.0, "cost": 0.0, "latency": 0.0, **preference}, "").weights
 
 
 def _one_of(field: str, value: str, allowed: Sequence[str]) -> str:
