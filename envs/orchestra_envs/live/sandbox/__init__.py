@@ -40,9 +40,8 @@ What is not:
   the temporary folder, and its bound is looked at every 50 ms. As an ordinary user, the number of processes is
   bounded in the same way (the kernel's own bound counts all processes of the user), and changes of mode, owner and
   times of files pass without effect.
-- At "kernel" on Linux before 6.12 as an ordinary user: signals are bounded by the filter (a program can signal
-  itself only), and if somebody kills the launcher with SIGKILL, grandchildren that left their group live on until
-  their processor time is spent. If the caller is killed, nothing lives on at any tier.
+- At "kernel" on Linux before 6.12 as an ordinary user: signals are bounded by the filter alone, so a program can
+  signal itself only, not its children.
 - As root, with an interpreter where only root can read (a home of root): at "kernel" the program keeps the capability
   to read past permissions, and Landlock alone bounds it. `achieved_isolation().mechanisms` says so.
 - Memory: the total can reach the limit of a process times their number for 50 ms; the files of "full" lie in memory

@@ -373,8 +373,11 @@ def outermost(paths: "list[str]") -> "list[str]":
     return chosen
 
 
-def _confine(request: dict, supervisor: int) -> "tuple[str, bool]":
-    """Put up the walls around this process: the work directory, and whether kill(-1) hits this call alone."""
+def _confine(request: dict, supervisor: int) -> "tuple[str, bool, list[tuple[str, str]]]":
+    """Put up the walls around this process.
+
+    The work directory, whether kill(-1) hits this call alone, and the rules of Landlock still to be put in force.
+    """
     targets = [target for _, target in request["links"]]
     mounts, rules = interpreter_paths()
     prefix = "" if request["namespaces"] else request["box"]
@@ -399,11 +402,14 @@ def _confine(request: dict, supervisor: int) -> "tuple[str, bool]":
         kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     os.chdir(work)
-    if request["landlock"]:
-        rules += [(target, "read") for target in targets]
-        rules += [(f"{prefix}{PACKAGES}", "read"), (work, "work"), *((path, "use") for path in _DEVICES)]
+    rules += [(target, "read") for target in targets]
+    rules += [(f"{prefix}{PACKAGES}", "read"), (work, "work"), *((path, "use") for path in _DEVICES)]
+    private = os.getpid() == 1 or _is_out_of_reach(supervisor)
+    if request["landlock"] and (private or request["landlock"] >= kernel.SCOPE_VERSION):
         kernel.landlock(rules, request["landlock"])
-    return work, os.getpid() == 1 or _is_out_of_reach(supervisor)
+        private, rules = private or _is_out_of_reach(supervisor), []
+    # Otherwise the warden finds the processes to kill in /proc, so that only the program gets walls around its files.
+    return work, private, rules
 
 
 def _become(uid: int, needed: "list[str]", request: dict) -> None:
@@ -442,7 +448,7 @@ def _warden(request: dict, supervisor: int, output_w: int, report_w: int, alive_
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0), os.dup2(null, 1), os.dup2(null, 2)
     others = _count_threads_of_user() if _shares_process_count(request) else 0
-    work, private = _confine(request, supervisor)
+    work, private, rules = _confine(request, supervisor)
     os.write(report_w, b"reads_all 1\n" * request.get("reads_all", False) + b"private\n" * private)
     wake_r, wake_w = os.pipe()
     os.set_blocking(wake_w, False)
@@ -450,16 +456,13 @@ def _warden(request: dict, supervisor: int, output_w: int, report_w: int, alive_
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
     program = os.fork()
     if program == 0:
-        _in_child(lambda: _program(request, work, output_w, others), report_w)
+        _in_child(lambda: _program(request, work, rules, output_w, others), report_w)
     os.close(output_w)
     status = _await_end(program, wake_r, alive_r)
     if private:
         _kill(-1)
-    elif status == -1:  # perhaps there is no supervisor any more
-        for pid in (program, *descendants(os.getpid())):
-            _kill(pid)
-    _tell(report_w, "ended\n")  # the supervisor kills what is left where this process may not
-    status = _reap_all(program, status)
+    _tell(report_w, "ended\n")
+    status = _reap_all(program, status, private=private)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     _tell(report_w, f"exit {status} {usage.ru_utime + usage.ru_stime:.6f}\n")
 
@@ -493,14 +496,22 @@ def _await_end(program: int, wake_r: int, alive_r: int) -> int:
             return -1
 
 
-def _reap_all(program: int, status: int) -> int:
-    """Wait until no process is left below; the program's wait status, if it ends only now."""
+def _reap_all(program: int, status: int, *, private: bool) -> int:
+    """Wait until no process is left below; the program's wait status, if it ends only now.
+
+    Where kill(-1) would hit others, this kills one by one, as the supervisor does, which may be gone.
+    """
     while True:
+        if not private:
+            for pid in descendants(os.getpid()):
+                _kill(pid)
         try:
-            pid, ended = os.waitpid(-1, 0)
+            pid, ended = os.waitpid(-1, 0 if private else os.WNOHANG)
         except ChildProcessError:
             return status
         status = ended if pid == program else status
+        if pid == 0:
+            time.sleep(0.001)
 
 
 def _shares_process_count(request: dict) -> bool:
@@ -522,13 +533,15 @@ def _count_threads_of_user() -> int:
 # The program.
 
 
-def _program(request: dict, work: str, output_w: int, others: int) -> None:
+def _program(request: dict, work: str, rules: "list[tuple[str, str]]", output_w: int, others: int) -> None:
     kernel.prctl(1, _signal.SIGKILL)  # PR_SET_PDEATHSIG
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     os.setsid()
     os.dup2(output_w, 1), os.dup2(output_w, 2)
     _set_limits(request, others)
+    if request["landlock"] and rules:
+        kernel.landlock(rules, request["landlock"])
     if request["landlock"] >= kernel.SCOPE_VERSION:
         kernel.landlock_signals(work)
     if request["seccomp"]:

@@ -42,7 +42,9 @@ def test_calls_of_an_episode_are_timed_priced_and_cut(tier: str) -> None:
         ToolCall("python", {"code": "import time; time.sleep(0.2); print('x' * 1000)"}),
         ToolCall("python", {"code": "while True: pass", "more": 1}),
     ]
-    first, second = run_on_loop(run_calls(calls, {"python": tool}, lambda _: pytest.fail(), max_output_chars=4000))
+    first, second = run_on_loop(
+        run_calls(calls, {"python": tool}, lambda _: pytest.fail("no context is asked for"), max_output_chars=4000)
+    )
     assert (first.status, first.source) == ("ok", "live")
     assert first.text == "x" * 67 + "\n[900 characters cut]\n" + "x" * 33
     assert 0.2 < first.latency_s < 20
