@@ -17,7 +17,8 @@ import math
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Mapping
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -335,8 +336,11 @@ def _validator(name: str, schema: Any) -> jsonschema.Draft202012Validator:
 def _compiled(schema_json: str) -> jsonschema.Draft202012Validator:
     schema = json.loads(schema_json)
     jsonschema.Draft202012Validator.check_schema(schema)
-    if remote := re.search(r'"\$ref":"(?!#)([^"]*)"', schema_json):
-        raise ValueError(f"it refers to {remote[1]!r}, and only references within it are read")
+    for reference in _references(schema):
+        if not reference.startswith("#"):
+            raise ValueError(f"it refers to {reference!r}, and only references within it are read")
+        if not _resolves(schema, reference):
+            raise ValueError(f"it refers to {reference!r}, which is not in it")
     return jsonschema.Draft202012Validator(schema)
 
 
@@ -352,6 +356,35 @@ class _Home:
         for name in self.qualname.split("."):
             found = getattr(found, name)
         return found
+
+
+_DATA_KEYWORDS = ("const", "enum", "default", "examples")
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Every `$ref` of a schema, but not what looks like one in its constants, defaults and examples."""
+    parts = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    for key, part in parts:
+        if key == "$ref" and isinstance(part, str):
+            yield part
+        elif key not in _DATA_KEYWORDS:
+            yield from _references(part)
+
+
+def _resolves(schema: Any, reference: str) -> bool:
+    """Whether a reference within the schema, by JSON pointer, leads anywhere; one by anchor is taken on trust."""
+    if not reference.startswith("#/"):
+        return True
+    part = schema
+    for token in reference[2:].split("/"):
+        token = urllib.parse.unquote(token).replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and token.isdigit() and int(token) < len(part):
+            part = part[int(token)]
+        elif isinstance(part, dict) and token in part:
+            part = part[token]
+        else:
+            return False
+    return True
 
 
 def _home(function: Any) -> tuple[str, str] | None:

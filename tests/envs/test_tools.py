@@ -529,6 +529,25 @@ def test_calls_beyond_the_budget_are_refused():
         assert run([ToolCall("f", {})], [f], budget_usd=0.0)[0].error_type == "budget"
 
 
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"properties": {"a": {"$ref": "https://example.org/a.json"}}}, "only references within it are read"),
+        ({"properties": {"a": {"items": [{"$ref": "#/$defs/b"}]}}}, "refers to '#/\\$defs/b', which is not in it"),
+        ({"properties": {"a": {"const": {"$ref": "https://example.org"}}}}, ""),
+        ({"properties": {"a": {"$ref": "#/$defs/b~1c"}}, "$defs": {"b/c": {"type": "integer"}}}, ""),
+    ],
+    ids=["foreign", "dangling", "data", "escaped"],
+)
+def test_references_of_a_schema(schema, message):
+    parameters = {"type": "object", **schema}
+    if message:
+        with pytest.raises(ValueError, match=message):
+            Tool("f", "Does it.", parameters, print)
+    else:
+        Tool("f", "Does it.", parameters, print)
+
+
 # Pickle.
 
 
