@@ -533,7 +533,7 @@ def test_calls_beyond_the_budget_are_refused():
     ("schema", "message"),
     [
         ({"properties": {"a": {"$ref": "https://example.org/a.json"}}}, "only references within it are read"),
-        ({"properties": {"a": {"items": [{"$ref": "#/$defs/b"}]}}}, "refers to '#/\\$defs/b', which is not in it"),
+        ({"properties": {"a": {"items": {"$ref": "#/$defs/b"}}}}, "refers to '#/\\$defs/b', which is not in it"),
         ({"properties": {"a": {"const": {"$ref": "https://example.org"}}}}, ""),
         ({"properties": {"a": {"$ref": "#/$defs/b~1c"}}, "$defs": {"b/c": {"type": "integer"}}}, ""),
     ],
