@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from orchestra_envs.parse import ToolCall, render_call
+from orchestra_envs.service.generate import pick
 from orchestra_envs.service.goals import Goal, ServiceTask
 
 _MISTAKE_SHARE = 0.2
@@ -55,7 +56,7 @@ def demonstration(task: ServiceTask, rng: np.random.Generator) -> list[str]:
         if proposal := _proposal(goals, rng):
             turns.append(proposal)
             turns += _calls([call for goal in goals for call in goal.writes], rng)
-        turns.append(_report(goals, rng) + _pick(rng, _CLOSERS))
+        turns.append(_report(goals, rng) + pick(rng, _CLOSERS))
     return turns
 
 
@@ -65,9 +66,9 @@ def _questions(task: ServiceTask, needs_identity: bool, is_vague: bool, rng: np.
         slots = [
             {"email": "e-mail address", "birth date": "date of birth"}.get(s, s) for s in task.person.identity_slots
         ]
-        parts.append(_pick(rng, _IDENTITY).format(" and ".join(slots)))
+        parts.append(pick(rng, _IDENTITY).format(" and ".join(slots)))
     if is_vague:
-        parts.append(_pick(rng, _DETAILS))
+        parts.append(pick(rng, _DETAILS))
     return [" ".join(parts)] if parts else []
 
 
@@ -101,12 +102,8 @@ def _proposal(goals: Sequence[Goal], rng: np.random.Generator) -> str:
     proposals = [goal.proposal for goal in goals if goal.outcome == "write"]
     if not proposals:
         return ""
-    return _pick(rng, _PROPOSALS).format("; and ".join(proposals))
+    return pick(rng, _PROPOSALS).format("; and ".join(proposals))
 
 
 def _report(goals: Sequence[Goal], rng: np.random.Generator) -> str:
-    return " ".join(_pick(rng, goal.reports) for goal in goals)
-
-
-def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
-    return options[int(rng.integers(len(options)))]
+    return " ".join(pick(rng, goal.reports) for goal in goals)

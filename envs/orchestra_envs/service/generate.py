@@ -25,7 +25,7 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -68,13 +68,7 @@ def make_service_task(split: str, domain: str, kind: str, index: int) -> Service
         ValueError: an unknown split, domain or kind, a negative index.
     """
     _check(split, domain, kind, index)
-    rng = random.Random(f"{split}/{domain}/{kind}/{index}")
-    for _ in range(_MAX_DRAFTS):
-        try:
-            return draft_service_task(rng, split, domain, kind, index)
-        except RejectedError:
-            continue
-    raise RuntimeError(f"no task {split}/{domain}/{kind}/{index} in {_MAX_DRAFTS} drafts")
+    return _accepted_draft(split, domain, kind, index, Counter())
 
 
 def service_task_from_id(task_id: str) -> ServiceTask:
@@ -101,14 +95,7 @@ def rejections(split: str, domain: str, count: int) -> Counter[str]:
     reasons: Counter[str] = Counter()
     for kind in DOMAINS[domain].goals:
         for index in range(count):
-            rng = random.Random(f"{split}/{domain}/{kind}/{index}")
-            accepted = False
-            while not accepted:
-                try:
-                    draft_service_task(rng, split, domain, kind, index)
-                    accepted = True
-                except RejectedError as error:
-                    reasons[str(error)] += 1
+            _accepted_draft(split, domain, kind, index, reasons)
             reasons["accepted"] += 1
     return reasons
 
@@ -125,11 +112,7 @@ def draft_service_task(rng: random.Random, split: str, domain_name: str, kind: s
     if _split_of(goals) != split:
         raise RejectedError("other_split")
     first_wishes = _first_wishes(rng, domain, world, person, goals)
-    vague = frozenset(
-        number
-        for number, goal in enumerate(goals)
-        if goal.vague and goal.known and number not in first_wishes and rng.random() < _VAGUE_SHARE
-    )
+    vague = _vague(rng, goals, first_wishes)
     stages = _stages(rng, len(goals))
     task = ServiceTask(
         id=f"{split}/{domain_name}/{kind}/{index}",
@@ -159,8 +142,15 @@ def stage_words(task: ServiceTask, stage: Sequence[int], rng: random.Random | np
     words = []
     for number in stage:
         goal = task.first_wishes.get(number, task.goals[number])
-        words.append(goal.vague if number in task.vague else _pick(rng, goal.asks))
-    return words[0] + "".join(f" {_pick(rng, _JOINS)} {text}" for text in words[1:])
+        words.append(goal.vague if number in task.vague else pick(rng, goal.asks))
+    return words[0] + "".join(f" {pick(rng, _JOINS)} {text}" for text in words[1:])
+
+
+def pick(rng: random.Random | np.random.Generator, options: Sequence[str]) -> str:
+    """One of several phrasings."""
+    if isinstance(rng, random.Random):
+        return rng.choice(options)
+    return options[int(rng.integers(len(options)))]
 
 
 def solution(goals: Sequence[Goal]) -> str:
@@ -179,6 +169,17 @@ def run_call(domain: Domain, world: World, call: ToolCall) -> Any:
     return tool.function(context=context, **call.arguments)
 
 
+def _accepted_draft(split: str, domain: str, kind: str, index: int, reasons: Counter[str]) -> ServiceTask:
+    """The first draft that is worth posing; the reasons against those before it are counted."""
+    rng = random.Random(f"{split}/{domain}/{kind}/{index}")
+    for _ in range(_MAX_DRAFTS):
+        try:
+            return draft_service_task(rng, split, domain, kind, index)
+        except RejectedError as error:
+            reasons[str(error)] += 1
+    raise RuntimeError(f"no task {split}/{domain}/{kind}/{index} in {_MAX_DRAFTS} drafts")
+
+
 def _check(split: str, domain: str, kind: str, index: int) -> None:
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
@@ -188,12 +189,6 @@ def _check(split: str, domain: str, kind: str, index: int) -> None:
         raise ValueError(f"task kind: expected one of {', '.join(DOMAINS[domain].goals)}, got {kind!r}")
     if index < 0:
         raise ValueError(f"task index: expected 0 or more, got {index}")
-
-
-def _pick(rng: random.Random | np.random.Generator, options: Sequence[str]) -> str:
-    if isinstance(rng, random.Random):
-        return rng.choice(options)
-    return options[int(rng.integers(len(options)))]
 
 
 def _choose_goals(
@@ -270,6 +265,15 @@ def _first_wishes(
     return {0: rng.choice(others)} if others else {}
 
 
+def _vague(rng: random.Random, goals: Sequence[Goal], first_wishes: Mapping[int, Goal]) -> frozenset[int]:
+    """The goals that the user brings up without their details."""
+    return frozenset(
+        number
+        for number, goal in enumerate(goals)
+        if goal.vague and goal.known and number not in first_wishes and rng.random() < _VAGUE_SHARE
+    )
+
+
 def _stages(rng: random.Random, count: int) -> tuple[tuple[int, ...], ...]:
     """All goals at once, or one after the other, or something between."""
     if count == 1 or rng.random() >= _STAGED_SHARE:
@@ -335,5 +339,5 @@ def _alternatives(rng: random.Random, domain: Domain, world: World, argument: st
     if re.fullmatch(r"\d{4}-\d\d-\d\d", value):
         day = dt.date.fromisoformat(value)
         return [(day + dt.timedelta(offset)).isoformat() for offset in (-7, -1, 1, 7)]
-    others = [other for other in domain.alternatives(world, argument, value) if other != value]
+    others = domain.other_values(world, argument, value)
     return rng.sample(others, min(len(others), _ALTERNATIVES_PER_ARGUMENT))

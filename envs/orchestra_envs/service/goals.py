@@ -1,4 +1,13 @@
-"""The plain data that service tasks are made of: facts, goals, domains, tasks."""
+"""The plain data that service tasks are made of: facts, goals, domains, tasks; and what goal makers write them with.
+
+A goal maker that does not know yet whether the policy allows a wish fixes what both outcomes share and goes on::
+
+    goal = partial(Goal, kind="cancel", asks=(...), known={"order": order.id}, needs=references(order))
+    if order.status == "shipped":
+        yield goal(outcome="refuse", tells=(Fact.day(order.promised, "When will it arrive?"),), reports=(...))
+    else:
+        yield goal(outcome="write", writes=(call("cancel_order", order_id=order.id),), proposal=..., reports=(...))
+"""
 
 from __future__ import annotations
 
@@ -10,7 +19,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from orchestra_envs.parse import ToolCall
-from orchestra_envs.service.world import World
+from orchestra_envs.service.world import Record, World, reference, unwrapped
 from orchestra_envs.tools import Tool
 
 FactKind = Literal["number", "date", "time", "name"]
@@ -30,6 +39,16 @@ class Fact:
     value: str
     question: str
     choices: tuple[str, ...] = ()
+
+    @classmethod
+    def amount(cls, cents: int, question: str, choices_cents: Iterable[int] = ()) -> Fact:
+        """A number of dollars."""
+        return cls("number", _dollars(cents), question, tuple(map(_dollars, choices_cents)))
+
+    @classmethod
+    def day(cls, day: dt.date, question: str, choices: Iterable[dt.date] = ()) -> Fact:
+        """A date."""
+        return cls("date", day.isoformat(), question, tuple(choice.isoformat() for choice in choices))
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,9 @@ class Person:
     identity_slots: tuple[str, ...]
 
 
+GoalWriter = Callable[..., Goal]
+"""`Goal` with the fields that its outcomes share filled in (`functools.partial`)."""
+
 GoalMaker = Callable[[World, Person, random.Random], Iterable[Goal]]
 """All goals of one kind that a person can have in a world; two goals with equal `asks` must have equal solutions."""
 
@@ -96,7 +118,8 @@ class Domain:
         make_world: a random database and its protagonist, a pure function of the generator.
         goals: goal makers by kind.
         changeable: the kinds in which the user may change their mind from one goal to another of the same kind.
-        alternatives: for the check that golden arguments are the only ones: argument name -> other plausible values.
+        alternatives: for the check that golden arguments are the only ones: plausible values by the argument's name,
+            as such or as a function of the world (`column`).
     """
 
     name: str
@@ -105,11 +128,16 @@ class Domain:
     make_world: Callable[[random.Random], tuple[World, Person]]
     goals: Mapping[str, GoalMaker]
     changeable: tuple[str, ...]
-    alternatives: Callable[[World, str, Any], Sequence[Any]]
+    alternatives: Mapping[str, Sequence[str] | Callable[[World], Sequence[str]]]
 
     def instructions(self, today: dt.date) -> str:
         """The policy text on a day."""
         return self.policy.format(today=f"{today.isoformat()} ({today.strftime('%A')})")
+
+    def other_values(self, world: World, argument: str, value: str) -> list[str]:
+        """What else an argument of that name could plausibly be in a world."""
+        values = self.alternatives.get(argument, ())
+        return [other for other in (values(world) if callable(values) else values) if other != value]
 
 
 @dataclass(frozen=True)
@@ -169,3 +197,41 @@ class ServiceTask:
                 "touched": sorted(self.needs),
             },
         }
+
+
+def call(name: str, /, **arguments: Any) -> ToolCall:
+    """A call of a tool."""
+    return ToolCall(name, arguments)
+
+
+def references(*records: Record) -> frozenset[str]:
+    """The references of records, as `Goal.needs` has them."""
+    return frozenset(map(reference, records))
+
+
+def column(kind: type[Any], field_name: str = "id") -> Callable[[World], list[str]]:
+    """For `Domain.alternatives`: that field of all records of a class."""
+    return lambda world: [getattr(record, field_name) for record in world.rows(kind)]
+
+
+def policy_text(*, company: str, agent: str, person: str, proof: str, public: str, rules: str) -> str:
+    """The policy of a domain.
+
+    Args:
+        company, agent: as in "the reception agent" of "a clinic".
+        person: what the company calls its users, such as "customer".
+        proof: the particulars that establish who they are.
+        public: what may be told to anybody.
+        rules: the domain's own, one in a line that begins with "- "; lines are continued by indented ones.
+    """
+    return unwrapped(f"""You are {agent} of {company}. Today is {{today}}.
+Help the {person} with the tools; never make up facts, and follow these rules:
+- Verify the {person} ({proof}) before you look at or change anything that belongs to them. Questions about {public}
+  need no verification.
+- Before a change, say what you are going to do and ask for a yes. {person.capitalize()}s sometimes change their mind.
+{rules.strip()}
+- If a request is against the rules, say clearly that you cannot do it, and why.""")
+
+
+def _dollars(cents: int) -> str:
+    return f"{cents / 100:.2f}"

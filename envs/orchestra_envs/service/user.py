@@ -24,7 +24,7 @@ import numpy as np
 from orchestra_envs.env import Reply
 from orchestra_envs.parse import parse_turn
 from orchestra_envs.service.facts import names_of, values_of, values_of_all
-from orchestra_envs.service.generate import stage_words
+from orchestra_envs.service.generate import pick, stage_words
 from orchestra_envs.service.goals import Fact, Goal, ServiceTask
 from orchestra_envs.service.world import World
 
@@ -194,27 +194,27 @@ class ScriptedUser:
 
     def _go_on(self, rng: np.random.Generator) -> Reply:
         if self._stage == len(self._task.stages) - 1:
-            return Reply(_pick(rng, _BYES), end=True)
+            return Reply(pick(rng, _BYES), end=True)
         self._stage += 1
         stage = self._task.stages[self._stage]
         self._raised += stage
-        return Reply(_pick(rng, _NEXT).format(stage_words(self._task, stage, rng)))
+        return Reply(pick(rng, _NEXT).format(stage_words(self._task, stage, rng)))
 
     def _change_mind(self, numbers: Sequence[int], rng: np.random.Generator) -> str:
         for number in numbers:
             del self._pending[number]
             self._settled.discard(number)
-        return " ".join(_pick(rng, _CHANGES).format(_pick(rng, self._task.goals[number].asks)) for number in numbers)
+        return " ".join(pick(rng, _CHANGES).format(pick(rng, self._task.goals[number].asks)) for number in numbers)
 
     def _insist(self, text: str, unmet: Sequence[int], rng: np.random.Generator) -> str:
         if _is_confirmation(text):
-            return self._correction(text) or _pick(rng, _YES)
+            return self._correction(text) or pick(rng, _YES)
         if _WAIT.search(text):
-            return _pick(rng, _WAITING)
+            return pick(rng, _WAITING)
         number = unmet[0]
         if number in self._settled and (missing := self._untold(number)):
             return missing[0].question
-        return _pick(rng, _STILL).format(_pick(rng, self._task.goals[number].asks))
+        return pick(rng, _STILL).format(pick(rng, self._task.goals[number].asks))
 
     def _correction(self, text: str) -> str:
         """What to say to a proposal that is about the wrong order, booking or the like; "" if it is not."""
@@ -328,8 +328,4 @@ def _sentence(answers: Sequence[str], rng: np.random.Generator) -> str:
     sentences = [answer for answer in answers if answer and answer[-1] in ".?!"]
     if particulars:
         sentences.insert(0, f"{particulars[0].upper()}{particulars[1:]}.")
-    return " ".join(sentences) or _pick(rng, _UNKNOWN)
-
-
-def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
-    return options[int(rng.integers(len(options)))]
+    return " ".join(sentences) or pick(rng, _UNKNOWN)

@@ -8,8 +8,7 @@ process and any number of episodes run at once::
     def close_account(context: CallContext, account_id: str) -> dict[str, Any]:
         \"\"\"Close an account.\"\"\"
         world = world_of(context)
-        account = world.find(Account, account_id)
-        world.require_verified(account.owner_id)
+        account = world.find_private(Account, account_id, owner="customer_id", status="open")
         return world.put(replace(account, status="closed"))
 
 Field names ending in `_cents` are whole cents; tools show and take US dollars (`_usd`).
@@ -71,6 +70,25 @@ class World:
         self.touched.add(reference(record))
         return record
 
+    def find_private(self, kind: type[R], record_id: str, *, owner: str = "id", status: str = "") -> R:
+        """The record with this id, if its owner is verified.
+
+        Args:
+            kind: class of the record.
+            record_id: its id.
+            owner: the field with the id of the person whom it belongs to.
+            status: what its field of that name must be, if given.
+
+        Raises:
+            ToolArgumentError: there is none, its owner is not verified, or it has another status.
+        """
+        record: Any = self.find(kind, record_id)
+        if getattr(record, owner) not in self.verified:
+            raise ToolArgumentError("the identity of the person whom this belongs to is not verified yet")
+        if status and record.status != status:
+            raise ToolArgumentError(f"{record_id} is {record.status}")
+        return record
+
     def rows(self, kind: type[R], **equal: Any) -> list[R]:
         """The records of a class whose fields have these values, sorted by id. Does not count as touched."""
         found = [row for row in self.tables.get(kind, {}).values() if all(getattr(row, k) == equal[k] for k in equal)]
@@ -88,15 +106,21 @@ class World:
         self.touched.add(reference(record))
         return show(record)
 
-    def verify(self, person: Record) -> dict[str, Any]:
-        """Note that this person's identity is established; returns the record as JSON values."""
-        self.verified.add(person.id)
-        return show(person) | {"identity": "verified"}
+    def verify(self, kind: type[Any], particulars: str, **equal: Any) -> dict[str, Any]:
+        """Note that a person's identity is established; returns the person's record as JSON values.
 
-    def require_verified(self, person_id: str) -> None:
-        """Raise `ToolArgumentError` unless the person whom a record belongs to is verified."""
-        if person_id not in self.verified:
-            raise ToolArgumentError("the identity of the person whom this belongs to is not verified yet")
+        Args:
+            kind: class of the person's record.
+            particulars: in words, what was asked for.
+            **equal: what the fields of the record must be.
+
+        Raises:
+            ToolArgumentError: there is no such person.
+        """
+        for person in self.rows(kind, **equal):
+            self.verified.add(person.id)
+            return show(person) | {"identity": "verified"}
+        raise ToolArgumentError(f"no {words_of(kind)} has this {particulars}")
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON of the whole state. The order of inserts does not matter."""
@@ -196,6 +220,11 @@ def unwrapped(text: str) -> str:
 def words_of(kind: type) -> str:
     """A class name as words: RoomType gives "room type"."""
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).strip()
+
+
+def has_words(text: str, words: str) -> bool:
+    """Whether a text has all these words, or parts of words, in it; case does not matter."""
+    return all(word in text.lower() for word in words.lower().split())
 
 
 def world_of(context: CallContext) -> World:

@@ -6,31 +6,32 @@ import datetime as dt
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from orchestra_envs.parse import ToolCall
 from orchestra_envs.service.domains import people
 from orchestra_envs.service.domains.people import days, said
-from orchestra_envs.service.goals import Domain, Fact, Goal, Person
-from orchestra_envs.service.world import (
-    World,
-    cents_of,
-    day_of,
-    new_id,
-    reference,
-    service_tool,
-    show,
-    unwrapped,
-    usd,
-    world_of,
+from orchestra_envs.service.goals import (
+    Domain,
+    Fact,
+    Goal,
+    GoalWriter,
+    Person,
+    call,
+    column,
+    policy_text,
+    references,
 )
+from orchestra_envs.service.world import World, cents_of, day_of, new_id, service_tool, show, usd, world_of
 from orchestra_envs.tools import CallContext, ToolArgumentError
 
-POLICY = unwrapped("""You are the reception agent of a clinic. Today is {today}.
-Help the patient with the tools; never make up facts, and follow these rules:
-- Verify the patient (patient number and date of birth) before you look at or change anything that belongs to them.
-  Questions about doctors need no verification.
-- Before a change, say what you are going to do and ask for a yes. Patients sometimes change their mind.
+POLICY = policy_text(
+    company="a clinic",
+    agent="the reception agent",
+    person="patient",
+    proof="patient number and date of birth",
+    public="doctors",
+    rules="""
 - Doctors of general practice can be booked by everybody, those of another specialty only by patients whose record
   has a referral for it. Without a referral, refuse the booking and tell the day of the earliest free slot with any
   doctor of general practice.
@@ -43,7 +44,8 @@ Help the patient with the tools; never make up facts, and follow these rules:
   plus days of supply). Until then, refuse and tell the first possible day. A refill can be picked up two days from
   today; tell the patient that day.
 - Of the doctor's fee, patients pay 60 percent, premium patients 20 percent.
-- If a request is against the rules, say clearly that you cannot do it, and why.""")
+""",
+)
 
 SPECIALTIES = ("general practice", "dermatology", "cardiology", "neurology")
 DRUGS = ("Alvetin", "Borazol", "Cindrine", "Domexal", "Evoprin", "Fentolis", "Garvadin", "Helumab")
@@ -124,10 +126,8 @@ def verify_patient(context: CallContext, patient_id: str, birth_date: str) -> di
         patient_id: such as PT-12345.
         birth_date: YYYY-MM-DD.
     """
-    world = world_of(context)
-    for patient in world.rows(Patient, id=patient_id.strip().upper(), birth_date=day_of(birth_date)):
-        return world.verify(patient)
-    raise ToolArgumentError("no patient has this number and date of birth")
+    proof = {"id": patient_id.strip().upper(), "birth_date": day_of(birth_date)}
+    return world_of(context).verify(Patient, "number and date of birth", **proof)
 
 
 @service_tool()
@@ -137,10 +137,7 @@ def get_patient(context: CallContext, patient_id: str) -> dict[str, Any]:
     Args:
         patient_id: such as PT-12345.
     """
-    world = world_of(context)
-    patient = world.find(Patient, patient_id)
-    world.require_verified(patient.id)
-    return show(patient)
+    return show(world_of(context).find_private(Patient, patient_id))
 
 
 @service_tool()
@@ -175,8 +172,8 @@ def list_appointments(context: CallContext, patient_id: str) -> list[dict[str, A
         patient_id: such as PT-12345.
     """
     world = world_of(context)
-    world.require_verified(world.find(Patient, patient_id).id)
-    return world.show(world.rows(Appointment, patient_id=patient_id))
+    patient = world.find_private(Patient, patient_id)
+    return world.show(world.rows(Appointment, patient_id=patient.id))
 
 
 @service_tool()
@@ -186,7 +183,7 @@ def get_appointment(context: CallContext, appointment_id: str) -> dict[str, Any]
     Args:
         appointment_id: such as A-12345.
     """
-    return show(_appointment(world_of(context), appointment_id))
+    return show(world_of(context).find_private(Appointment, appointment_id, owner="patient_id"))
 
 
 @service_tool()
@@ -197,8 +194,8 @@ def list_prescriptions(context: CallContext, patient_id: str) -> list[dict[str, 
         patient_id: such as PT-12345.
     """
     world = world_of(context)
-    world.require_verified(world.find(Patient, patient_id).id)
-    return world.show(world.rows(Prescription, patient_id=patient_id))
+    patient = world.find_private(Patient, patient_id)
+    return world.show(world.rows(Prescription, patient_id=patient.id))
 
 
 @service_tool(write=True)
@@ -210,10 +207,10 @@ def book_appointment(context: CallContext, patient_id: str, slot_id: str) -> dic
         slot_id: such as S-12345.
     """
     world = world_of(context)
-    world.require_verified(world.find(Patient, patient_id).id)
+    patient = world.find_private(Patient, patient_id)
     slot = _take(world, slot_id)
-    appointment_id = new_id("A", patient_id, slot_id)
-    return world.put(Appointment(appointment_id, patient_id, slot.doctor_id, slot.id, slot.day, slot.time, "booked"))
+    appointment_id = new_id("A", patient.id, slot.id)
+    return world.put(Appointment(appointment_id, patient.id, slot.doctor_id, slot.id, slot.day, slot.time, "booked"))
 
 
 @service_tool(write=True)
@@ -258,8 +255,7 @@ def refill_prescription(context: CallContext, prescription_id: str, pickup_day: 
         pickup_day: YYYY-MM-DD.
     """
     world = world_of(context)
-    prescription = world.find(Prescription, prescription_id)
-    world.require_verified(prescription.patient_id)
+    prescription = world.find_private(Prescription, prescription_id, owner="patient_id")
     if prescription.pickup_day:
         raise ToolArgumentError(f"a refill of {prescription_id} is ordered already")
     if prescription.refills_left < 1:
@@ -277,8 +273,7 @@ def change_phone(context: CallContext, patient_id: str, phone: str) -> dict[str,
         phone: such as 555-1234.
     """
     world = world_of(context)
-    patient = world.find(Patient, patient_id)
-    world.require_verified(patient.id)
+    patient = world.find_private(Patient, patient_id)
     return world.put(replace(patient, phone=phone.strip()))
 
 
@@ -298,17 +293,8 @@ TOOLS = (
 )
 
 
-def _appointment(world: World, appointment_id: str) -> Appointment:
-    appointment = world.find(Appointment, appointment_id)
-    world.require_verified(appointment.patient_id)
-    return appointment
-
-
 def _booked(world: World, appointment_id: str) -> Appointment:
-    appointment = _appointment(world, appointment_id)
-    if appointment.status != "booked":
-        raise ToolArgumentError(f"{appointment_id} is {appointment.status}")
-    return appointment
+    return world.find_private(Appointment, appointment_id, owner="patient_id", status="booked")
 
 
 def _free_slots(world: World, doctor_id: str, from_day: dt.date) -> list[Slot]:
@@ -347,13 +333,10 @@ def make_world(rng: random.Random) -> tuple[World, Person]:
                 Appointment(next(appointment_ids), patient.id, slot.doctor_id, slot.id, slot.day, slot.time, "booked")
             )
     records = [*doctors, *slots, *patients, *appointments, *_prescriptions(rng, patients, today)]
-    patient = patients[0]
-    birth_date = patient.birth_date.isoformat()
-    known = {"name": patient.name, "patient number": patient.id, "birth date": said(patient.birth_date)}
-    verification = ToolCall("verify_patient", {"patient_id": patient.id, "birth_date": birth_date})
-    return World(today, records), Person(
-        patient.id, patient.name, known, verification, ("patient number", "birth date")
-    )
+    user = patients[0]
+    verification = call("verify_patient", patient_id=user.id, birth_date=user.birth_date.isoformat())
+    identity = {"patient number": user.id, "birth date": said(user.birth_date)}
+    return World(today, records), people.protagonist(user, identity, verification)
 
 
 def _doctors(rng: random.Random) -> list[Doctor]:
@@ -383,7 +366,7 @@ def _patients(rng: random.Random) -> list[Patient]:
             rng.random() < 0.4,
             tuple(rng.sample(SPECIALTIES[1:], rng.choice((1, 1, 2)))),
         )
-        for patient_id, name in zip(people.distinct(rng, "PT", 4), people.full_names(rng, 4))
+        for patient_id, name in people.ids_and_names(rng, "PT", 4)
     ]
 
 
@@ -409,36 +392,36 @@ def _book(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         if not slots or (len(slots) > 1 and slots[1].day == slots[0].day and slots[1].time == slots[0].time):
             continue
         slot = slots[0]
-        common: dict[str, Any] = {
-            "kind": "book_appointment",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="book_appointment",
+            asks=(
                 f"I would like the earliest appointment with Doctor {doctor.name} on {said(start)} or later. Tell me "
                 "day and time; if I cannot have one, tell me when a general practitioner is free first.",
                 f"Please book me with Doctor {doctor.name}, as early as possible but not before {start.isoformat()}, "
                 "and say when it is. If that is not allowed, which is the first day with a general practitioner?",
             ),
-            "vague": "I need an appointment.",
-            "known": {"doctor": f"Doctor {doctor.name}", "day": f"{said(start)} or later"},
-            "needs": frozenset({reference(doctor)}),
-        }
+            vague="I need an appointment.",
+            known={"doctor": f"Doctor {doctor.name}", "day": f"{said(start)} or later"},
+            needs=references(doctor),
+        )
         if doctor.specialty in ("general practice", *patient.referrals):
-            yield _booked_goal(person, doctor, slot, start, common)
+            yield _booked_goal(person, doctor, slot, start, goal)
         else:
-            yield _without_referral(world, doctor, common)
+            yield _without_referral(world, doctor, goal)
 
 
-def _booked_goal(person: Person, doctor: Doctor, slot: Slot, start: dt.date, common: dict[str, Any]) -> Goal:
+def _booked_goal(person: Person, doctor: Doctor, slot: Slot, start: dt.date, goal: GoalWriter) -> Goal:
     when = f"{said(slot.day)} at {slot.time}"
-    return Goal(
-        **common,
+    return goal(
         outcome="write",
         reads=(
-            ToolCall("list_doctors", {}),
-            ToolCall("list_free_slots", {"doctor_id": doctor.id, "from_day": start.isoformat()}),
+            call("list_doctors"),
+            call("list_free_slots", doctor_id=doctor.id, from_day=start.isoformat()),
         ),
-        writes=(ToolCall("book_appointment", {"patient_id": person.id, "slot_id": slot.id}),),
+        writes=(call("book_appointment", patient_id=person.id, slot_id=slot.id),),
         tells=(
-            Fact("date", slot.day.isoformat(), f"On which day do I see Doctor {doctor.name}?"),
+            Fact.day(slot.day, f"On which day do I see Doctor {doctor.name}?"),
             Fact("time", slot.time, f"At what time do I see Doctor {doctor.name}?"),
         ),
         proposal=f"book Doctor {doctor.name} on {when}",
@@ -449,15 +432,14 @@ def _booked_goal(person: Person, doctor: Doctor, slot: Slot, start: dt.date, com
     )
 
 
-def _without_referral(world: World, doctor: Doctor, common: dict[str, Any]) -> Goal:
+def _without_referral(world: World, doctor: Doctor, goal: GoalWriter) -> Goal:
     practitioners = world.rows(Doctor, specialty="general practice")
     slots = [slot for other in practitioners for slot in _free_slots(world, other.id, world.today)]
     first = min(slot.day for slot in slots)
-    reads = [ToolCall("list_doctors", {})]
+    reads = [call("list_doctors")]
     for other in practitioners:
-        reads.append(ToolCall("list_free_slots", {"doctor_id": other.id, "from_day": world.today.isoformat()}))
-    return Goal(
-        **common,
+        reads.append(call("list_free_slots", doctor_id=other.id, from_day=world.today.isoformat()))
+    return goal(
         outcome="refuse",
         reads=tuple(reads),
         tells=(
@@ -492,8 +474,8 @@ def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         slot, fee = slots[0], _fee_cents(world, person, appointment)
         cost = f"for a fee of {usd(fee)}" if fee else "without a fee"
         arguments = {"appointment_id": appointment.id, "slot_id": slot.id, "fee_usd": fee / 100}
-        tells = [Fact("date", slot.day.isoformat(), "What is the new day?")]
-        tells += [Fact("number", f"{fee / 100:.2f}", "What does moving it cost?")] if fee else []
+        tells = [Fact.day(slot.day, "What is the new day?")]
+        tells += [Fact.amount(fee, "What does moving it cost?")] if fee else []
         yield Goal(
             kind="move_appointment",
             outcome="write",
@@ -506,10 +488,10 @@ def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             vague="I would like to move an appointment.",
             known={"appointment": appointment.id, "day": f"{said(start)} or later"},
             reads=(
-                ToolCall("get_appointment", {"appointment_id": appointment.id}),
-                ToolCall("list_free_slots", {"doctor_id": appointment.doctor_id, "from_day": start.isoformat()}),
+                call("get_appointment", appointment_id=appointment.id),
+                call("list_free_slots", doctor_id=appointment.doctor_id, from_day=start.isoformat()),
             ),
-            writes=(ToolCall("move_appointment", arguments),),
+            writes=(call("move_appointment", **arguments),),
             tells=tuple(tells),
             proposal=f"move appointment {appointment.id} to {said(slot.day)} at {slot.time} {cost}",
             reports=(
@@ -533,9 +515,9 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             ),
             vague="I would like to cancel an appointment.",
             known={"appointment": appointment.id},
-            reads=(ToolCall("get_appointment", {"appointment_id": appointment.id}),),
-            writes=(ToolCall("cancel_appointment", arguments),),
-            tells=(Fact("number", f"{fee / 100:.2f}", "What does cancelling cost?"),) if fee else (),
+            reads=(call("get_appointment", appointment_id=appointment.id),),
+            writes=(call("cancel_appointment", **arguments),),
+            tells=(Fact.amount(fee, "What does cancelling cost?"),) if fee else (),
             proposal=f"cancel appointment {appointment.id} {cost}",
             reports=(
                 f"Appointment {appointment.id} has been cancelled {cost}.",
@@ -548,24 +530,24 @@ def _refill(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     for prescription in world.rows(Prescription, patient_id=person.id):
         first = prescription.last_filled + days(prescription.days_of_supply - EARLY_REFILL_DAYS)
         drug = prescription.drug
-        common: dict[str, Any] = {
-            "kind": "refill",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="refill",
+            asks=(
                 f"I need a refill of {drug}. Tell me on which day I can pick it up; if it is too early, tell me the "
                 "first day on which I can order it.",
                 f"Please refill my {drug} prescription and say when it is ready. If that is not possible yet, from "
                 "which day on is it?",
             ),
-            "vague": "I need a refill of one of my prescriptions.",
-            "known": {"drug": drug},
-            "reads": (ToolCall("list_prescriptions", {"patient_id": person.id}),),
-            "needs": frozenset({reference(prescription)}),
-        }
+            vague="I need a refill of one of my prescriptions.",
+            known={"drug": drug},
+            reads=(call("list_prescriptions", patient_id=person.id),),
+            needs=references(prescription),
+        )
         if world.today < first:
-            yield Goal(
-                **common,
+            yield goal(
                 outcome="refuse",
-                tells=(Fact("date", first.isoformat(), f"From which day on can I have {drug}?"),),
+                tells=(Fact.day(first, f"From which day on can I have {drug}?"),),
                 reports=(
                     f"I am sorry, I cannot refill {drug} yet; the first possible day is {said(first)}.",
                     f"It is not possible to refill {drug} before {first.isoformat()}.",
@@ -574,11 +556,10 @@ def _refill(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             continue
         pickup = world.today + days(PICKUP_DAYS)
         arguments = {"prescription_id": prescription.id, "pickup_day": pickup.isoformat()}
-        yield Goal(
-            **common,
+        yield goal(
             outcome="write",
-            writes=(ToolCall("refill_prescription", arguments),),
-            tells=(Fact("date", pickup.isoformat(), f"On which day can I pick up {drug}?"),),
+            writes=(call("refill_prescription", **arguments),),
+            tells=(Fact.day(pickup, f"On which day can I pick up {drug}?"),),
             proposal=f"order a refill of {drug} for {said(pickup)}",
             reports=(
                 f"The refill of {drug} has been ordered; you can pick it up on {said(pickup)}.",
@@ -601,15 +582,15 @@ def _share(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             ),
             known={"appointment": appointment.id},
             reads=(
-                ToolCall("get_appointment", {"appointment_id": appointment.id}),
-                ToolCall("list_doctors", {"specialty": doctor.specialty}),
+                call("get_appointment", appointment_id=appointment.id),
+                call("list_doctors", specialty=doctor.specialty),
             ),
-            tells=(Fact("number", f"{share / 100:.2f}", "How much do I have to pay myself?"),),
+            tells=(Fact.amount(share, "How much do I have to pay myself?"),),
             reports=(
                 f"Your own share for {appointment.id} is {usd(share)}.",
                 f"For this appointment you pay {usd(share)} yourself.",
             ),
-            needs=frozenset({reference(appointment), reference(doctor)}),
+            needs=references(appointment, doctor),
         )
 
 
@@ -627,7 +608,7 @@ def _change_phone(world: World, person: Person, rng: random.Random) -> Iterator[
             ),
             vague="I have a new telephone number.",
             known={"phone": new},
-            writes=(ToolCall("change_phone", {"patient_id": person.id, "phone": new}),),
+            writes=(call("change_phone", patient_id=person.id, phone=new),),
             proposal=f"change your telephone number to {new}",
             reports=(f"Your number has been changed to {new}.", f"I have updated your telephone number to {new}."),
         )
@@ -649,30 +630,18 @@ def _cheapest_doctor(world: World, person: Person, rng: random.Random) -> Iterat
                 f"I am looking for the cheaper doctor of {specialty}. Who is it, and what is the difference in fees?",
             ),
             known={"specialty": specialty},
-            reads=(ToolCall("list_doctors", {"specialty": specialty}),),
+            reads=(call("list_doctors", specialty=specialty),),
             tells=(
                 Fact("name", first.name, f"Which doctor of {specialty} is it?", names),
-                Fact("number", f"{saved / 100:.2f}", "By how much is the fee lower?"),
+                Fact.amount(saved, "By how much is the fee lower?"),
             ),
             reports=(
                 f"Doctor {first.name} has the lower fee, by {usd(saved)}.",
                 f"It is Doctor {first.name}; the difference is {usd(saved)}.",
             ),
-            needs=frozenset(map(reference, doctors)),
+            needs=references(*doctors),
             needs_identity=False,
         )
-
-
-def _alternatives(world: World, argument: str, value: Any) -> Sequence[Any]:
-    tables: dict[str, type] = {
-        "patient_id": Patient,
-        "slot_id": Slot,
-        "appointment_id": Appointment,
-        "prescription_id": Prescription,
-    }
-    if argument in tables:
-        return sorted(world.tables[tables[argument]])
-    return ["555-0000"] if argument == "phone" else []
 
 
 DOMAIN = Domain(
@@ -690,5 +659,11 @@ DOMAIN = Domain(
         "cheapest_doctor": _cheapest_doctor,
     },
     changeable=("book_appointment", "move_appointment", "cancel_appointment", "refill", "change_phone"),
-    alternatives=_alternatives,
+    alternatives={
+        "patient_id": column(Patient),
+        "slot_id": column(Slot),
+        "appointment_id": column(Appointment),
+        "prescription_id": column(Prescription),
+        "phone": ("555-0000",),
+    },
 )

@@ -6,31 +6,32 @@ import datetime as dt
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from orchestra_envs.parse import ToolCall
 from orchestra_envs.service.domains import people
 from orchestra_envs.service.domains.people import days, said
-from orchestra_envs.service.goals import Domain, Fact, Goal, Person
-from orchestra_envs.service.world import (
-    World,
-    cents_of,
-    day_of,
-    new_id,
-    reference,
-    service_tool,
-    show,
-    unwrapped,
-    usd,
-    world_of,
+from orchestra_envs.service.goals import (
+    Domain,
+    Fact,
+    Goal,
+    GoalWriter,
+    Person,
+    call,
+    column,
+    policy_text,
+    references,
 )
+from orchestra_envs.service.world import World, cents_of, day_of, new_id, service_tool, show, usd, world_of
 from orchestra_envs.tools import CallContext, ToolArgumentError
 
-POLICY = unwrapped("""You are the booking agent of a hotel. Today is {today}.
-Help the guest with the tools; never make up facts, and follow these rules:
-- Verify the guest (guest number and e-mail) before you look at or change anything that belongs to them. Questions
-  about rooms and prices need no verification.
-- Before a change, say what you are going to do and ask for a yes. Guests sometimes change their mind.
+POLICY = policy_text(
+    company="a hotel",
+    agent="the booking agent",
+    person="guest",
+    proof="guest number and e-mail",
+    public="rooms and prices",
+    rules="""
 - A new booking costs nights times the nightly price of the room; at the rate "saver" 20 percent less. Tell the
   guest the total.
 - Bookings at the rate "saver" can be neither cancelled nor moved: refuse, and tell the guest the total that they
@@ -46,7 +47,8 @@ Help the guest with the tools; never make up facts, and follow these rules:
   surcharge.
 - Breakfast costs 14 dollars a night for each guest of the booking; gold guests pay nothing. Tell the guest the
   charge if there is one.
-- If a request is against the rules, say clearly that you cannot do it, and why.""")
+""",
+)
 
 Rate = Literal["flexible", "saver"]
 ROOM_NAMES = (
@@ -59,7 +61,7 @@ ROOM_NAMES = (
 )
 SAVER_DISCOUNT = 20  # percent
 FREE_CANCEL_DAYS, LATE_MOVE_DAYS, LATE_MOVE_CENTS, BREAKFAST_CENTS = 3, 7, 1500, 1400
-CALENDAR_DAYS = 90
+CALENDAR_DAYS, MAX_NIGHTS = 90, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,8 @@ def verify_guest(context: CallContext, guest_id: str, email: str) -> dict[str, A
         guest_id: such as G-12345.
         email: the e-mail address that the guest states.
     """
-    world = world_of(context)
-    for guest in world.rows(Guest, id=guest_id.strip().upper(), email=email.strip().lower()):
-        return world.verify(guest)
-    raise ToolArgumentError("no guest has this number and e-mail address")
+    proof = {"id": guest_id.strip().upper(), "email": email.strip().lower()}
+    return world_of(context).verify(Guest, "number and e-mail address", **proof)
 
 
 @service_tool()
@@ -124,10 +124,7 @@ def get_guest(context: CallContext, guest_id: str) -> dict[str, Any]:
     Args:
         guest_id: such as G-12345.
     """
-    world = world_of(context)
-    guest = world.find(Guest, guest_id)
-    world.require_verified(guest.id)
-    return show(guest)
+    return show(world_of(context).find_private(Guest, guest_id))
 
 
 @service_tool()
@@ -138,8 +135,8 @@ def list_bookings(context: CallContext, guest_id: str) -> list[dict[str, Any]]:
         guest_id: such as G-12345.
     """
     world = world_of(context)
-    world.require_verified(world.find(Guest, guest_id).id)
-    return world.show(world.rows(Booking, guest_id=guest_id))
+    guest = world.find_private(Guest, guest_id)
+    return world.show(world.rows(Booking, guest_id=guest.id))
 
 
 @service_tool()
@@ -149,7 +146,7 @@ def get_booking(context: CallContext, booking_id: str) -> dict[str, Any]:
     Args:
         booking_id: such as B-12345.
     """
-    return show(_booking(world_of(context), booking_id))
+    return show(world_of(context).find_private(Booking, booking_id, owner="guest_id"))
 
 
 @service_tool()
@@ -168,11 +165,7 @@ def check_availability(context: CallContext, room_id: str, arrival: str, nights:
         arrival: YYYY-MM-DD.
         nights: how many, 1 to 30.
     """
-    world = world_of(context)
-    room = world.find(RoomType, room_id)
-    day = day_of(arrival)
-    if not 1 <= nights <= 30:
-        raise ToolArgumentError("nights must be 1 to 30")
+    room, day = _room_and_day(world_of(context), room_id, arrival, nights)
     return {"free": _is_free(room, day, nights), "next_free_arrival": _next_free(room, day, nights).isoformat()}
 
 
@@ -199,14 +192,14 @@ def create_booking(
         total_usd: the price of the whole stay, in dollars.
     """
     world = world_of(context)
-    world.require_verified(world.find(Guest, guest_id).id)
-    room, day = _free_room(world, room_id, arrival, nights), day_of(arrival)
+    guest = world.find_private(Guest, guest_id)
+    room, day = _free_room(world, room_id, arrival, nights)
     if not 1 <= guests <= room.beds:
         raise ToolArgumentError(f"{room.name} is for 1 to {room.beds} guests")
-    booking_id = new_id("B", guest_id, room_id, day, nights, guests, rate)
+    booking_id = new_id("B", guest.id, room.id, day, nights, guests, rate)
     if world.rows(Booking, id=booking_id, status="booked"):
         raise ToolArgumentError(f"this stay is booked already, as {booking_id}")
-    return world.put(Booking(booking_id, guest_id, room_id, day, nights, guests, rate, cents_of(total_usd)))
+    return world.put(Booking(booking_id, guest.id, room.id, day, nights, guests, rate, cents_of(total_usd)))
 
 
 @service_tool(write=True)
@@ -220,8 +213,8 @@ def move_booking(context: CallContext, booking_id: str, arrival: str, total_usd:
     """
     world = world_of(context)
     booking = _open_booking(world, booking_id)
-    _free_room(world, booking.room_id, arrival, booking.nights)
-    return world.put(replace(booking, arrival=day_of(arrival), total_cents=cents_of(total_usd)))
+    _, day = _free_room(world, booking.room_id, arrival, booking.nights)
+    return world.put(replace(booking, arrival=day, total_cents=cents_of(total_usd)))
 
 
 @service_tool(write=True)
@@ -235,7 +228,7 @@ def change_room(context: CallContext, booking_id: str, room_id: str, surcharge_u
     """
     world = world_of(context)
     booking = _open_booking(world, booking_id)
-    room = _free_room(world, room_id, booking.arrival.isoformat(), booking.nights)
+    room, _ = _free_room(world, room_id, booking.arrival.isoformat(), booking.nights)
     if room.beds < booking.guests:
         raise ToolArgumentError(f"{room.name} has too few beds for {booking.guests} guests")
     total_cents = booking.total_cents + cents_of(surcharge_usd)
@@ -279,8 +272,7 @@ def change_guest_email(context: CallContext, guest_id: str, email: str) -> dict[
         email: the new address.
     """
     world = world_of(context)
-    guest = world.find(Guest, guest_id)
-    world.require_verified(guest.id)
+    guest = world.find_private(Guest, guest_id)
     return world.put(replace(guest, email=email.strip().lower()))
 
 
@@ -300,29 +292,26 @@ TOOLS = (
 )
 
 
-def _booking(world: World, booking_id: str) -> Booking:
-    booking = world.find(Booking, booking_id)
-    world.require_verified(booking.guest_id)
-    return booking
-
-
 def _open_booking(world: World, booking_id: str) -> Booking:
-    booking = _booking(world, booking_id)
-    if booking.status != "booked":
-        raise ToolArgumentError(f"{booking_id} is {booking.status}")
-    return booking
+    return world.find_private(Booking, booking_id, owner="guest_id", status="booked")
 
 
-def _free_room(world: World, room_id: str, arrival: str, nights: int) -> RoomType:
-    room = world.find(RoomType, room_id)
-    day = day_of(arrival)
-    if not 1 <= nights <= 30:
-        raise ToolArgumentError("nights must be 1 to 30")
+def _room_and_day(world: World, room_id: str, arrival: str, nights: int) -> tuple[RoomType, dt.date]:
+    """The arguments that describe a stay, checked."""
+    room, day = world.find(RoomType, room_id), day_of(arrival)
+    if not 1 <= nights <= MAX_NIGHTS:
+        raise ToolArgumentError(f"nights must be 1 to {MAX_NIGHTS}")
+    return room, day
+
+
+def _free_room(world: World, room_id: str, arrival: str, nights: int) -> tuple[RoomType, dt.date]:
+    """The same, for a stay in the future for which the room is free."""
+    room, day = _room_and_day(world, room_id, arrival, nights)
     if day <= world.today:
         raise ToolArgumentError(f"{arrival} is not in the future")
     if not _is_free(room, day, nights):
         raise ToolArgumentError(f"{room.name} is not free for {nights} nights from {arrival}")
-    return room
+    return room, day
 
 
 def _is_free(room: RoomType, arrival: dt.date, nights: int) -> bool:
@@ -345,7 +334,7 @@ def make_world(rng: random.Random) -> tuple[World, Person]:
     rooms = _rooms(rng, today)
     guests = [
         Guest(guest_id, name, people.email_of(rng, name), rng.random() < 0.4)
-        for guest_id, name in zip(people.distinct(rng, "G", 4), people.full_names(rng, 4))
+        for guest_id, name in people.ids_and_names(rng, "G", 4)
     ]
     booking_ids = iter(people.distinct(rng, "B", 20))
     bookings = [
@@ -353,10 +342,9 @@ def make_world(rng: random.Random) -> tuple[World, Person]:
         for guest, count in zip(guests, (6, 2, 1, 1))
         for _ in range(count)
     ]
-    guest = guests[0]
-    known = {"name": guest.name, "guest number": guest.id, "email": guest.email}
-    verification = ToolCall("verify_guest", {"guest_id": guest.id, "email": guest.email})
-    person = Person(guest.id, guest.name, known, verification, ("guest number", "email"))
+    user = guests[0]
+    verification = call("verify_guest", guest_id=user.id, email=user.email)
+    person = people.protagonist(user, {"guest number": user.id, "email": user.email}, verification)
     return World(today, [*rooms, *guests, *bookings]), person
 
 
@@ -392,28 +380,28 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     for booking in world.rows(Booking, guest_id=person.id, status="booked"):
         early = (booking.arrival - world.today).days >= FREE_CANCEL_DAYS
         refund = booking.total_cents if early else booking.total_cents - booking.total_cents // booking.nights
-        common: dict[str, Any] = {
-            "kind": "cancel_booking",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="cancel_booking",
+            asks=(
                 f"Please cancel booking {booking.id}. Tell me what I get back; if it cannot be cancelled, tell me how "
                 "much I have paid for it.",
                 f"I have to cancel my stay {booking.id}. How much is the refund? And if the rate does not allow it, "
                 "what have I paid altogether?",
             ),
-            "vague": "I would like to cancel one of my stays.",
-            "known": {"booking": booking.id},
-            "reads": (ToolCall("get_booking", {"booking_id": booking.id}),),
-            "needs": frozenset({reference(booking)}),
-        }
+            vague="I would like to cancel one of my stays.",
+            known={"booking": booking.id},
+            reads=(call("get_booking", booking_id=booking.id),),
+            needs=references(booking),
+        )
         if booking.rate == "saver":
-            yield _saver_refused(world, booking, "cancel", common)
+            yield _saver_refused(world, booking, "cancel", goal)
             continue
         arguments = {"booking_id": booking.id, "refund_usd": refund / 100}
-        yield Goal(
-            **common,
+        yield goal(
             outcome="write",
-            writes=(ToolCall("cancel_booking", arguments),),
-            tells=(Fact("number", f"{refund / 100:.2f}", "How much do I get back?"),),
+            writes=(call("cancel_booking", **arguments),),
+            tells=(Fact.amount(refund, "How much do I get back?"),),
             proposal=f"cancel booking {booking.id} and pay back {usd(refund)}",
             reports=(
                 f"Booking {booking.id} has been cancelled and {usd(refund)} will be paid back.",
@@ -422,12 +410,11 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         )
 
 
-def _saver_refused(world: World, booking: Booking, what: str, common: dict[str, Any]) -> Goal:
+def _saver_refused(world: World, booking: Booking, what: str, goal: GoalWriter) -> Goal:
     total = usd(booking.total_cents)
-    totals = tuple(f"{other.total_cents / 100:.2f}" for other in world.rows(Booking, guest_id=booking.guest_id))
-    fact = Fact("number", f"{booking.total_cents / 100:.2f}", "How much have I paid for that stay?", totals)
-    return Goal(
-        **common,
+    totals_cents = [other.total_cents for other in world.rows(Booking, guest_id=booking.guest_id)]
+    fact = Fact.amount(booking.total_cents, "How much have I paid for that stay?", totals_cents)
+    return goal(
         outcome="refuse",
         tells=(fact,),
         reports=(
@@ -443,34 +430,34 @@ def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         wished = booking.arrival + days(rng.randint(2, 25))
         fee = LATE_MOVE_CENTS if (booking.arrival - world.today).days < LATE_MOVE_DAYS else 0
         total = booking.nights * room.nightly_price_cents + fee
-        common: dict[str, Any] = {
-            "kind": "move_booking",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="move_booking",
+            asks=(
                 f"Please move booking {booking.id} to an arrival on {said(wished)}. Tell me the new total. If the "
                 "room is not free then, tell me the next arrival day on which it is; if the rate does not allow "
                 "moving, tell me what I have paid.",
                 f"I would rather arrive on {wished.isoformat()} with booking {booking.id}. What is the total then? If "
                 "it is full I need the first later arrival that works, and if I may not move it, the amount I paid.",
             ),
-            "vague": "I would like to move one of my stays.",
-            "known": {"booking": booking.id, "day": said(wished)},
-            "needs": frozenset({reference(booking)}),
-        }
+            vague="I would like to move one of my stays.",
+            known={"booking": booking.id, "day": said(wished)},
+            needs=references(booking),
+        )
         stay = {"room_id": room.id, "arrival": wished.isoformat(), "nights": booking.nights}
-        reads = (ToolCall("get_booking", {"booking_id": booking.id}),)
+        reads = (call("get_booking", booking_id=booking.id),)
         if booking.rate == "saver":
-            yield _saver_refused(world, booking, "move", common | {"reads": reads})
+            yield _saver_refused(world, booking, "move", partial(goal, reads=reads))
             continue
-        common["reads"] = (*reads, ToolCall("list_room_types", {}), ToolCall("check_availability", stay))
+        goal = partial(goal, reads=(*reads, call("list_room_types"), call("check_availability", **stay)))
         if not _is_free(room, wished, booking.nights):
-            yield _full(room, booking, _next_free(room, wished, booking.nights), common)
+            yield _full(room, booking, _next_free(room, wished, booking.nights), goal)
             continue
         arguments = {"booking_id": booking.id, "arrival": wished.isoformat(), "total_usd": total / 100}
-        yield Goal(
-            **common,
+        yield goal(
             outcome="write",
-            writes=(ToolCall("move_booking", arguments),),
-            tells=(Fact("number", f"{total / 100:.2f}", "What is the new total?"),),
+            writes=(call("move_booking", **arguments),),
+            tells=(Fact.amount(total, "What is the new total?"),),
             proposal=f"move booking {booking.id} to {said(wished)} for a total of {usd(total)}",
             reports=(
                 f"Booking {booking.id} has been moved to {said(wished)}; the total is {usd(total)}.",
@@ -479,11 +466,10 @@ def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         )
 
 
-def _full(room: RoomType, booking: Booking, free: dt.date, common: dict[str, Any]) -> Goal:
-    return Goal(
-        **common,
+def _full(room: RoomType, booking: Booking, free: dt.date, goal: GoalWriter) -> Goal:
+    return goal(
         outcome="refuse",
-        tells=(Fact("date", free.isoformat(), "What is the next arrival day that works?"),),
+        tells=(Fact.day(free, "What is the next arrival day that works?"),),
         reports=(
             f"I am sorry, I cannot move booking {booking.id} to that day: the {room.name} is full. The next possible "
             f"arrival is {said(free)}.",
@@ -514,12 +500,12 @@ def _upgrade(world: World, person: Person, rng: random.Random) -> Iterator[Goal]
                 vague="I would like a better room for one of my stays.",
                 known={"booking": booking.id, "room": f"the {new.name}"},
                 reads=(
-                    ToolCall("get_booking", {"booking_id": booking.id}),
-                    ToolCall("list_room_types", {}),
-                    ToolCall("check_availability", stay),
+                    call("get_booking", booking_id=booking.id),
+                    call("list_room_types"),
+                    call("check_availability", **stay),
                 ),
-                writes=(ToolCall("change_room", arguments),),
-                tells=(Fact("number", f"{surcharge / 100:.2f}", "What do I pay on top?"),),
+                writes=(call("change_room", **arguments),),
+                tells=(Fact.amount(surcharge, "What do I pay on top?"),),
                 proposal=f"change booking {booking.id} to the {new.name} for {usd(surcharge)} more",
                 reports=(
                     f"Booking {booking.id} has been changed to the {new.name}; the surcharge is {usd(surcharge)}.",
@@ -542,9 +528,9 @@ def _breakfast(world: World, person: Person, rng: random.Random) -> Iterator[Goa
             ),
             vague="I would like breakfast with one of my stays.",
             known={"booking": booking.id},
-            reads=(ToolCall("get_booking", {"booking_id": booking.id}),),
-            writes=(ToolCall("add_breakfast", {"booking_id": booking.id, "charge_usd": charge / 100}),),
-            tells=(Fact("number", f"{charge / 100:.2f}", "What does breakfast cost?"),) if charge else (),
+            reads=(call("get_booking", booking_id=booking.id),),
+            writes=(call("add_breakfast", booking_id=booking.id, charge_usd=charge / 100),),
+            tells=(Fact.amount(charge, "What does breakfast cost?"),) if charge else (),
             proposal=f"add breakfast to booking {booking.id} {cost}",
             reports=(
                 f"Breakfast has been added to booking {booking.id} {cost}.",
@@ -579,15 +565,15 @@ def _new_booking(world: World, person: Person, rng: random.Random) -> Iterator[G
                 "guests": people_words,
                 "rate": f"the {rate} rate",
             },
-            reads=(ToolCall("list_room_types", {}), ToolCall("check_availability", stay)),
-            writes=(ToolCall("create_booking", booking),),
-            tells=(Fact("number", f"{total / 100:.2f}", "What is the total of the new stay?"),),
+            reads=(call("list_room_types"), call("check_availability", **stay)),
+            writes=(call("create_booking", **booking),),
+            tells=(Fact.amount(total, "What is the total of the new stay?"),),
             proposal=f"book the {room.name} for {nights} nights from {said(arrival)} for {usd(total)}",
             reports=(
                 f"The {room.name} has been booked; the total is {usd(total)}.",
                 f"I have booked your stay in the {room.name}, {usd(total)} altogether.",
             ),
-            needs=frozenset({reference(room)}),
+            needs=references(room),
         )
 
 
@@ -607,16 +593,16 @@ def _cheapest_room(world: World, person: Person, rng: random.Random) -> Iterator
                 "the total?",
             ),
             known={"guests": f"{beds} people", "nights": f"{nights} nights", "rate": "the flexible rate"},
-            reads=(ToolCall("list_room_types", {}),),
+            reads=(call("list_room_types"),),
             tells=(
                 Fact("name", room.name, "Which room is it?", ROOM_NAMES),
-                Fact("number", f"{total / 100:.2f}", "What do all those nights cost?"),
+                Fact.amount(total, "What do all those nights cost?"),
             ),
             reports=(
                 f"The {room.name} is the cheapest; {nights} nights cost {usd(total)}.",
                 f"That is the {room.name}, for {usd(total)} altogether.",
             ),
-            needs=frozenset({reference(room)}),
+            needs=references(room),
             needs_identity=False,
         )
 
@@ -631,10 +617,10 @@ def _stays_total(world: World, person: Person, rng: random.Random) -> Iterator[G
             "How much do all my booked stays cost altogether, as they are booked today?",
             "Tell me the sum of the totals of all stays that I have booked so far, please.",
         ),
-        reads=(ToolCall("list_bookings", {"guest_id": person.id}),),
-        tells=(Fact("number", f"{total / 100:.2f}", "What do my stays cost altogether?"),),
+        reads=(call("list_bookings", guest_id=person.id),),
+        tells=(Fact.amount(total, "What do my stays cost altogether?"),),
         reports=(f"Your stays cost {usd(total)} altogether.", f"The sum of your bookings is {usd(total)}."),
-        needs=frozenset(map(reference, bookings)),
+        needs=references(*bookings),
     )
 
 
@@ -648,19 +634,10 @@ def _change_email(world: World, person: Person, rng: random.Random) -> Iterator[
             asks=(f"My e-mail address is {new} from now on, please change it.", f"Please write to {new} in future."),
             vague="I have a new e-mail address.",
             known={"new email": new},
-            writes=(ToolCall("change_guest_email", {"guest_id": person.id, "email": new}),),
+            writes=(call("change_guest_email", guest_id=person.id, email=new),),
             proposal=f"change your e-mail address to {new}",
             reports=(f"Your e-mail address has been changed to {new}.", f"I have updated the address to {new}."),
         )
-
-
-def _alternatives(world: World, argument: str, value: Any) -> Sequence[Any]:
-    tables: dict[str, type] = {"guest_id": Guest, "room_id": RoomType, "booking_id": Booking}
-    if argument in tables:
-        return sorted(world.tables[tables[argument]])
-    if argument == "rate":
-        return ["flexible", "saver"]
-    return ["nobody@mail.example"] if argument == "email" else []
 
 
 DOMAIN = Domain(
@@ -679,5 +656,11 @@ DOMAIN = Domain(
         "change_guest_email": _change_email,
     },
     changeable=("cancel_booking", "move_booking", "change_room", "breakfast", "new_booking", "change_guest_email"),
-    alternatives=_alternatives,
+    alternatives={
+        "guest_id": column(Guest),
+        "room_id": column(RoomType),
+        "booking_id": column(Booking),
+        "rate": ("flexible", "saver"),
+        "email": ("nobody@mail.example",),
+    },
 )

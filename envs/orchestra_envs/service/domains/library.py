@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from orchestra_envs.parse import ToolCall
 from orchestra_envs.service.domains import people
 from orchestra_envs.service.domains.people import days, said
-from orchestra_envs.service.goals import Domain, Fact, Goal, Person
-from orchestra_envs.service.world import (
-    World,
-    cents_of,
-    day_of,
-    new_id,
-    reference,
-    service_tool,
-    show,
-    unwrapped,
-    usd,
-    world_of,
+from orchestra_envs.service.goals import (
+    Domain,
+    Fact,
+    Goal,
+    Person,
+    call,
+    column,
+    policy_text,
+    references,
 )
+from orchestra_envs.service.world import World, cents_of, day_of, has_words, new_id, service_tool, show, usd, world_of
 from orchestra_envs.tools import CallContext, ToolArgumentError
 
-POLICY = unwrapped("""You are the service agent of a public library. Today is {today}.
-Help the member with the tools; never make up facts, and follow these rules:
-- Verify the member (card number and postcode) before you look at or change anything that belongs to them. Questions
-  about the catalogue need no verification.
-- Before a change, say what you are going to do and ask for a yes. Members sometimes change their mind.
+POLICY = policy_text(
+    company="a public library",
+    agent="the service agent",
+    person="member",
+    proof="card number and postcode",
+    public="the catalogue",
+    rules="""
 - A loan can be renewed if it has been renewed fewer than 2 times (students: 3 times) and nobody is waiting for the
   title. It is then due 21 days from today (students: 28 days), films 7 days from today for everybody. Tell the
   member the new due date. Otherwise refuse, and tell the date on which it is due.
@@ -43,7 +44,8 @@ Help the member with the tools; never make up facts, and follow these rules:
   the member's record come on top. What a member owes is the sum of both. With pay_fine only the fines in the record
   can be paid, all at once.
 - A reservation can be cancelled or moved to another branch at any time.
-- If a request is against the rules, say clearly that you cannot do it, and why.""")
+""",
+)
 
 BRANCHES = ("Central", "Northgate", "Riverside", "Old Mill")
 SUBJECTS = ("Lanterns", "Rivers", "Clocks", "Orchards", "Glaciers", "Bridges", "Comets", "Weavers", "Harbours", "Moths")
@@ -112,10 +114,8 @@ def verify_member(context: CallContext, card_number: str, postcode: str) -> dict
         card_number: such as M-12345.
         postcode: the five-digit postcode that the member states.
     """
-    world = world_of(context)
-    for member in world.rows(Member, id=card_number.strip().upper(), postcode=postcode.strip()):
-        return world.verify(member)
-    raise ToolArgumentError("no member has this card number and postcode")
+    proof = {"id": card_number.strip().upper(), "postcode": postcode.strip()}
+    return world_of(context).verify(Member, "card number and postcode", **proof)
 
 
 @service_tool()
@@ -125,7 +125,7 @@ def get_member(context: CallContext, card_number: str) -> dict[str, Any]:
     Args:
         card_number: such as M-12345.
     """
-    return show(_member(world_of(context), card_number))
+    return show(world_of(context).find_private(Member, card_number))
 
 
 @service_tool()
@@ -136,8 +136,7 @@ def find_titles(context: CallContext, words: str) -> list[dict[str, Any]]:
         words: such as "lanterns".
     """
     world = world_of(context)
-    wanted = words.lower().split()
-    return world.show([t for t in world.rows(Title) if all(word in t.name.lower() for word in wanted)][:10])
+    return world.show([title for title in world.rows(Title) if has_words(title.name, words)][:10])
 
 
 @service_tool()
@@ -158,7 +157,8 @@ def list_loans(context: CallContext, card_number: str) -> list[dict[str, Any]]:
         card_number: such as M-12345.
     """
     world = world_of(context)
-    return world.show(world.rows(Loan, member_id=_member(world, card_number).id))
+    member = world.find_private(Member, card_number)
+    return world.show(world.rows(Loan, member_id=member.id))
 
 
 @service_tool()
@@ -169,7 +169,8 @@ def list_reservations(context: CallContext, card_number: str) -> list[dict[str, 
         card_number: such as M-12345.
     """
     world = world_of(context)
-    return world.show(world.rows(Reservation, member_id=_member(world, card_number).id))
+    member = world.find_private(Member, card_number)
+    return world.show(world.rows(Reservation, member_id=member.id))
 
 
 @service_tool(write=True)
@@ -209,7 +210,7 @@ def reserve_title(context: CallContext, card_number: str, title_id: str, branch:
         branch: Central, Northgate, Riverside or Old Mill.
     """
     world = world_of(context)
-    member, title = _member(world, card_number), world.find(Title, title_id)
+    member, title = world.find_private(Member, card_number), world.find(Title, title_id)
     reservation_id = new_id("H", member.id, title.id)
     if any(row.status == "waiting" for row in world.rows(Reservation, member_id=member.id, title_id=title.id)):
         raise ToolArgumentError(f"{title_id} is reserved for this member already")
@@ -252,7 +253,7 @@ def pay_fine(context: CallContext, card_number: str, amount_usd: float) -> dict[
         amount_usd: all fines in the record, in dollars.
     """
     world = world_of(context)
-    member, cents = _member(world, card_number), cents_of(amount_usd)
+    member, cents = world.find_private(Member, card_number), cents_of(amount_usd)
     if cents != member.fines_cents or not cents:
         raise ToolArgumentError(f"the fines in the record are {usd(member.fines_cents)}, not {usd(cents)}")
     return world.put(replace(member, fines_cents=0))
@@ -274,26 +275,12 @@ TOOLS = (
 )
 
 
-def _member(world: World, card_number: str) -> Member:
-    member = world.find(Member, card_number)
-    world.require_verified(member.id)
-    return member
-
-
 def _open_loan(world: World, loan_id: str) -> Loan:
-    loan = world.find(Loan, loan_id)
-    world.require_verified(loan.member_id)
-    if loan.status != "open":
-        raise ToolArgumentError(f"{loan_id} is {loan.status}")
-    return loan
+    return world.find_private(Loan, loan_id, owner="member_id", status="open")
 
 
 def _waiting(world: World, reservation_id: str) -> Reservation:
-    reservation = world.find(Reservation, reservation_id)
-    world.require_verified(reservation.member_id)
-    if reservation.status != "waiting":
-        raise ToolArgumentError(f"{reservation_id} is {reservation.status}")
-    return reservation
+    return world.find_private(Reservation, reservation_id, owner="member_id", status="waiting")
 
 
 def _branch(name: str) -> str:
@@ -319,7 +306,7 @@ def make_world(rng: random.Random) -> tuple[World, Person]:
             rng.random() < 0.4,
             rng.randrange(150, 2900, 25),
         )
-        for member_id, name in zip(people.distinct(rng, "M", 4), people.full_names(rng, 4))
+        for member_id, name in people.ids_and_names(rng, "M", 4)
     ]
     lent = [title for title in titles if title.kind != "reference"]
     records: list[Any] = [*titles, *members]
@@ -331,10 +318,10 @@ def make_world(rng: random.Random) -> tuple[World, Person]:
             records.append(Loan(next(loan_ids), member.id, title.id, due, rng.randint(0, 3)))
         for title in chosen[num_loans:]:
             records.append(Reservation(next(reservation_ids), member.id, title.id, rng.choice(BRANCHES)))
-    member = members[0]
-    known = {"name": member.name, "card number": member.id, "postcode": member.postcode}
-    verification = ToolCall("verify_member", {"card_number": member.id, "postcode": member.postcode})
-    return World(today, records), Person(member.id, member.name, known, verification, ("card number", "postcode"))
+    user = members[0]
+    verification = call("verify_member", card_number=user.id, postcode=user.postcode)
+    identity = {"card number": user.id, "postcode": user.postcode}
+    return World(today, records), people.protagonist(user, identity, verification)
 
 
 def _titles(rng: random.Random) -> list[Title]:
@@ -357,46 +344,45 @@ def _loans(world: World, person: Person) -> Iterator[tuple[Loan, Title]]:
 
 
 def _loan_reads(person: Person, title: Title) -> tuple[ToolCall, ...]:
-    return (ToolCall("list_loans", {"card_number": person.id}), ToolCall("find_titles", {"words": title.name}))
+    return (call("list_loans", card_number=person.id), call("find_titles", words=title.name))
 
 
 def _renew(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     student = world.tables[Member][person.id].student
-    dues = tuple(loan.due.isoformat() for loan in world.rows(Loan, member_id=person.id))
+    dues = [loan.due for loan in world.rows(Loan, member_id=person.id)]
     for loan, title in _loans(world, person):
         limit = STUDENT_MAX_RENEWALS if student else MAX_RENEWALS
         term = FILM_DAYS if title.kind == "film" else STUDENT_LOAN_DAYS if student else LOAN_DAYS
         due = world.today + days(term)
-        common: dict[str, Any] = {
-            "kind": "renew_loan",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="renew_loan",
+            asks=(
                 f'Please renew my loan of "{title.name}". Tell me the new due date; if it cannot be renewed, tell me '
                 "on which date it is due.",
                 f'I would like to keep "{title.name}" for longer. Until when can I have it, and if that is not '
                 "possible, when is it due?",
             ),
-            "vague": "I would like to renew a loan.",
-            "known": {"title": f'"{title.name}"'},
-            "reads": _loan_reads(person, title),
-            "needs": frozenset({reference(loan)}),
-        }
+            vague="I would like to renew a loan.",
+            known={"title": f'"{title.name}"'},
+            reads=_loan_reads(person, title),
+            needs=references(loan),
+        )
         if loan.renewals >= limit or title.waiting:
             why = "somebody is waiting for it" if title.waiting else "it has been renewed too often"
-            yield Goal(
-                **common,
+            yield goal(
                 outcome="refuse",
-                tells=(Fact("date", loan.due.isoformat(), f'When is "{title.name}" due?', dues),),
+                tells=(Fact.day(loan.due, f'When is "{title.name}" due?', dues),),
                 reports=(
                     f'I am sorry, I cannot renew "{title.name}": {why}. The due date is {said(loan.due)}.',
                     f'It is not possible to renew "{title.name}", as {why}; due on {loan.due.isoformat()}.',
                 ),
             )
             continue
-        yield Goal(
-            **common,
+        yield goal(
             outcome="write",
-            writes=(ToolCall("renew_loan", {"loan_id": loan.id, "due": due.isoformat()}),),
-            tells=(Fact("date", due.isoformat(), f'Until when can I keep "{title.name}"?'),),
+            writes=(call("renew_loan", loan_id=loan.id, due=due.isoformat()),),
+            tells=(Fact.day(due, f'Until when can I keep "{title.name}"?'),),
             proposal=f'renew "{title.name}" until {said(due)}',
             reports=(
                 f'"{title.name}" has been renewed and is due on {said(due)}.',
@@ -414,22 +400,22 @@ def _reserve(world: World, person: Person, rng: random.Random) -> Iterator[Goal]
         expected = world.today + days(WAITING_DAYS * (1 + title.waiting))
         if title.id in mine:
             continue
-        common: dict[str, Any] = {
-            "kind": "reserve_title",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="reserve_title",
+            asks=(
                 f'Please reserve "{title.name}" for me at the {branch} branch. Tell me for which day it is expected; '
                 "if it is not lent, tell me on which shelf it stands.",
                 f'I would like to read "{title.name}" and fetch it at {branch}. When can I expect it? If it cannot be '
                 "reserved I need the shelf.",
             ),
-            "vague": "I would like to reserve something.",
-            "known": {"title": f'"{title.name}"', "branch": branch},
-            "reads": (ToolCall("find_titles", {"words": title.name}),),
-            "needs": frozenset({reference(title)}),
-        }
+            vague="I would like to reserve something.",
+            known={"title": f'"{title.name}"', "branch": branch},
+            reads=(call("find_titles", words=title.name),),
+            needs=references(title),
+        )
         if title.kind == "reference":
-            yield Goal(
-                **common,
+            yield goal(
                 outcome="refuse",
                 tells=(Fact("name", title.shelf, f'On which shelf is "{title.name}"?', shelves),),
                 reports=(
@@ -439,11 +425,10 @@ def _reserve(world: World, person: Person, rng: random.Random) -> Iterator[Goal]
             )
             continue
         arguments = {"card_number": person.id, "title_id": title.id, "branch": branch}
-        yield Goal(
-            **common,
+        yield goal(
             outcome="write",
-            writes=(ToolCall("reserve_title", arguments),),
-            tells=(Fact("date", expected.isoformat(), f'When can I expect "{title.name}"?'),),
+            writes=(call("reserve_title", **arguments),),
+            tells=(Fact.day(expected, f'When can I expect "{title.name}"?'),),
             proposal=f'reserve "{title.name}" at {branch}, expected on {said(expected)}',
             reports=(
                 f'"{title.name}" has been reserved at {branch}; it is expected on {said(expected)}.',
@@ -456,8 +441,8 @@ def _reservations(world: World, person: Person) -> Iterator[tuple[Reservation, T
     for reservation in world.rows(Reservation, member_id=person.id, status="waiting"):
         title = world.tables[Title][reservation.title_id]
         reads = (
-            ToolCall("find_titles", {"words": title.name}),
-            ToolCall("list_reservations", {"card_number": person.id}),
+            call("find_titles", words=title.name),
+            call("list_reservations", card_number=person.id),
         )
         yield reservation, title, reads
 
@@ -474,7 +459,7 @@ def _cancel_reservation(world: World, person: Person, rng: random.Random) -> Ite
             vague="I would like to cancel a reservation.",
             known={"title": f'"{title.name}"'},
             reads=reads,
-            writes=(ToolCall("cancel_reservation", {"reservation_id": reservation.id}),),
+            writes=(call("cancel_reservation", reservation_id=reservation.id),),
             proposal=f'cancel the reservation of "{title.name}"',
             reports=(
                 f'The reservation of "{title.name}" has been cancelled.',
@@ -497,7 +482,7 @@ def _move_reservation(world: World, person: Person, rng: random.Random) -> Itera
             vague="I would like to fetch a reservation elsewhere.",
             known={"title": f'"{title.name}"', "branch": branch},
             reads=reads,
-            writes=(ToolCall("move_reservation", arguments),),
+            writes=(call("move_reservation", **arguments),),
             proposal=f'send "{title.name}" to {branch}',
             reports=(
                 f'"{title.name}" has been moved to {branch}.',
@@ -521,8 +506,8 @@ def _lost(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             vague="I have lost something that I borrowed.",
             known={"title": f'"{title.name}"'},
             reads=_loan_reads(person, title),
-            writes=(ToolCall("report_lost", arguments),),
-            tells=(Fact("number", f"{charge / 100:.2f}", f'What do I pay for "{title.name}"?'),),
+            writes=(call("report_lost", **arguments),),
+            tells=(Fact.amount(charge, f'What do I pay for "{title.name}"?'),),
             proposal=f'enter "{title.name}" as lost, for a charge of {usd(charge)}',
             reports=(
                 f'"{title.name}" has been entered as lost; the charge is {usd(charge)}.',
@@ -540,8 +525,8 @@ def _pay(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             "I would like to pay the fines that are in my record. Please do it and tell me the amount.",
             "Please take what I have to pay in entered fines from my card, and tell me how much it was.",
         ),
-        writes=(ToolCall("pay_fine", {"card_number": person.id, "amount_usd": fines / 100}),),
-        tells=(Fact("number", f"{fines / 100:.2f}", "How much were the fines in my record?"),),
+        writes=(call("pay_fine", card_number=person.id, amount_usd=fines / 100),),
+        tells=(Fact.amount(fines, "How much were the fines in my record?"),),
         proposal=f"take the fines of {usd(fines)} from your card",
         reports=(f"The fines of {usd(fines)} have been paid.", f"I have booked the payment of {usd(fines)}."),
     )
@@ -560,10 +545,10 @@ def _owed(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             "How much do I owe the library today, entered fines and running fines together?",
             "Tell me what I owe altogether today, the running fines for overdue loans included.",
         ),
-        reads=(ToolCall("list_loans", {"card_number": person.id}),),
-        tells=(Fact("number", f"{total / 100:.2f}", "How much do I owe altogether?"),),
+        reads=(call("list_loans", card_number=person.id),),
+        tells=(Fact.amount(total, "How much do I owe altogether?"),),
         reports=(f"You owe {usd(total)} altogether.", f"The sum of all your fines is {usd(total)} today."),
-        needs=frozenset({reference(member), *map(reference, loans)}) if running else frozenset({reference(member)}),
+        needs=references(member, *(loans if running else ())),
     )
 
 
@@ -581,30 +566,18 @@ def _shelf(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
                 f'I only want to know the shelf of "{title.name}", and when a reservation made now would be ready.',
             ),
             known={"title": f'"{title.name}"'},
-            reads=(ToolCall("find_titles", {"words": title.name}),),
+            reads=(call("find_titles", words=title.name),),
             tells=(
                 Fact("name", title.shelf, f'On which shelf is "{title.name}"?', shelves),
-                Fact("date", expected.isoformat(), "For which day could I expect it?"),
+                Fact.day(expected, "For which day could I expect it?"),
             ),
             reports=(
                 f'"{title.name}" is on shelf {title.shelf}; a reservation would be ready on {said(expected)}.',
                 f"The shelf is {title.shelf}, and reserved today it is expected on {expected.isoformat()}.",
             ),
-            needs=frozenset({reference(title)}),
+            needs=references(title),
             needs_identity=False,
         )
-
-
-def _alternatives(world: World, argument: str, value: Any) -> Sequence[Any]:
-    tables: dict[str, type] = {
-        "card_number": Member,
-        "title_id": Title,
-        "loan_id": Loan,
-        "reservation_id": Reservation,
-    }
-    if argument in tables:
-        return sorted(world.tables.get(tables[argument], ()))
-    return list(BRANCHES) if argument == "branch" else []
 
 
 DOMAIN = Domain(
@@ -623,5 +596,11 @@ DOMAIN = Domain(
         "title_question": _shelf,
     },
     changeable=("renew_loan", "reserve_title", "cancel_reservation", "move_reservation", "report_lost"),
-    alternatives=_alternatives,
+    alternatives={
+        "card_number": column(Member),
+        "title_id": column(Title),
+        "loan_id": column(Loan),
+        "reservation_id": column(Reservation),
+        "branch": BRANCHES,
+    },
 )

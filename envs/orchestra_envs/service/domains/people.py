@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from collections.abc import Callable, Mapping
+
+from orchestra_envs.parse import ToolCall
+from orchestra_envs.service.goals import Person
+from orchestra_envs.service.world import Record
 
 _FIRST = "Amara Bruno Celia Dario Elif Farid Greta Hugo Ines Jonas Kaya Lena Mateo Nadia Oskar Priya Rafael Sofia Uma"
 _LAST = "Abel Brandt Costa Duarte Ekman Falk Grieg Hoxha Ivanov Jansen Keller Lund Moreau Novak Okafor Petit Rossi"
@@ -50,6 +55,21 @@ def distinct(rng: random.Random, prefix: str, count: int, digits: int = 5) -> li
     """Different ids with a prefix."""
     numbers = rng.sample(range(10 ** (digits - 1), 10**digits), count)
     return [f"{prefix}-{number}" for number in numbers]
+
+
+def ids_and_names(rng: random.Random, prefix: str, count: int) -> list[tuple[str, str]]:
+    """The ids and names of different people."""
+    return list(zip(distinct(rng, prefix, count), full_names(rng, count)))
+
+
+def protagonist(record: Record, identity: Mapping[str, str], verification: ToolCall) -> Person:
+    """The user of a world, from their record, the slots that prove who they are, and the call that verifies them."""
+    return Person(record.id, record.name, {"name": record.name, **identity}, verification, tuple(identity))
+
+
+def new_values(draw: Callable[[], str], old: str) -> list[str]:
+    """At most two values, different from each other and from the old one."""
+    return [value for value in dict.fromkeys((draw(), draw())) if value != old]
 
 
 def days(count: int) -> dt.timedelta:

@@ -6,20 +6,33 @@ import datetime as dt
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from orchestra_envs.parse import ToolCall
 from orchestra_envs.service.domains import people
 from orchestra_envs.service.domains.people import days, said
-from orchestra_envs.service.goals import Domain, Fact, Goal, Person
-from orchestra_envs.service.world import World, cents_of, reference, service_tool, show, unwrapped, usd, world_of
+from orchestra_envs.service.goals import (
+    Domain,
+    Fact,
+    Goal,
+    GoalWriter,
+    Person,
+    call,
+    column,
+    policy_text,
+    references,
+)
+from orchestra_envs.service.world import World, cents_of, has_words, service_tool, show, usd, world_of
 from orchestra_envs.tools import CallContext, ToolArgumentError
 
-POLICY = unwrapped("""You are the customer service agent of an online shop. Today is {today}.
-Help the customer with the tools; never make up facts, and follow these rules:
-- Verify the customer (e-mail and postcode) before you look at or change anything that belongs to them. Questions
-  about products need no verification.
-- Before a change, say what you are going to do and ask for a yes. Customers sometimes change their mind.
+POLICY = policy_text(
+    company="an online shop",
+    agent="the customer service agent",
+    person="customer",
+    proof="e-mail and postcode",
+    public="products",
+    rules="""
 - An order can be cancelled only while its status is "processing". The refund is the sum of quantity times unit
   price of its lines. Tell the customer the refund.
 - An item of a delivered order can be returned within 30 days of delivery (plus customers: 60 days), electronics
@@ -34,7 +47,8 @@ Help the customer with the tools; never make up facts, and follow these rules:
 - For an order delivered 3 or more days after the promised day, a customer who asks gets 2 dollars of store credit
   per day of delay, at most 20, once. Tell the customer the new balance of store credit. For less delay, refuse and
   tell the promised day.
-- If a request is against the rules, say clearly that you cannot do it, and why.""")
+""",
+)
 
 Reason = Literal["no_longer_needed", "ordered_by_mistake", "found_cheaper"]
 REASONS = {
@@ -116,10 +130,8 @@ def verify_customer(context: CallContext, email: str, postcode: str) -> dict[str
         email: the e-mail address that the customer states.
         postcode: the five-digit postcode that the customer states.
     """
-    world = world_of(context)
-    for customer in world.rows(Customer, email=email.strip().lower(), postcode=postcode.strip()):
-        return world.verify(customer)
-    raise ToolArgumentError("no customer has this e-mail address and postcode")
+    proof = {"email": email.strip().lower(), "postcode": postcode.strip()}
+    return world_of(context).verify(Customer, "e-mail address and postcode", **proof)
 
 
 @service_tool()
@@ -129,10 +141,7 @@ def get_customer(context: CallContext, customer_id: str) -> dict[str, Any]:
     Args:
         customer_id: such as C-12345.
     """
-    world = world_of(context)
-    customer = world.find(Customer, customer_id)
-    world.require_verified(customer.id)
-    return show(customer)
+    return show(world_of(context).find_private(Customer, customer_id))
 
 
 @service_tool()
@@ -143,8 +152,8 @@ def list_orders(context: CallContext, customer_id: str) -> list[dict[str, Any]]:
         customer_id: such as C-12345.
     """
     world = world_of(context)
-    world.require_verified(world.find(Customer, customer_id).id)
-    return world.show(world.rows(Order, customer_id=customer_id))
+    customer = world.find_private(Customer, customer_id)
+    return world.show(world.rows(Order, customer_id=customer.id))
 
 
 @service_tool()
@@ -165,8 +174,7 @@ def find_products(context: CallContext, words: str) -> list[dict[str, Any]]:
         words: such as "kettle" or "clothing".
     """
     world = world_of(context)
-    wanted = words.lower().split()
-    return world.show(p for p in world.rows(Product) if all(w in f"{p.name} {p.category}" for w in wanted))
+    return world.show(p for p in world.rows(Product) if has_words(f"{p.name} {p.category}", words))
 
 
 @service_tool()
@@ -260,8 +268,7 @@ def change_email(context: CallContext, customer_id: str, email: str) -> dict[str
         email: the new address.
     """
     world = world_of(context)
-    customer = world.find(Customer, customer_id)
-    world.require_verified(customer.id)
+    customer = world.find_private(Customer, customer_id)
     return world.put(replace(customer, email=email.strip().lower()))
 
 
@@ -300,9 +307,7 @@ TOOLS = (
 
 
 def _order(world: World, order_id: str) -> Order:
-    order = world.find(Order, order_id)
-    world.require_verified(order.customer_id)
-    return order
+    return world.find_private(Order, order_id, owner="customer_id")
 
 
 def _line(order: Order, product_id: str) -> Line:
@@ -329,7 +334,10 @@ def make_world(rng: random.Random) -> tuple[World, Person]:
     for number, customer in enumerate(customers):
         kinds = ["processing", "processing", "shipped", "recent", "old", "late"] if number == 0 else ["recent", "old"]
         orders += [_random_order(rng, next(order_ids), customer, kind, products, today) for kind in kinds]
-    return World(today, [*products, *customers, *orders]), _person(customers[0])
+    user = customers[0]
+    identity = {"email": user.email, "postcode": user.postcode}
+    person = people.protagonist(user, identity, call("verify_customer", **identity))
+    return World(today, [*products, *customers, *orders]), person
 
 
 def _products(rng: random.Random, today: dt.date) -> list[Product]:
@@ -353,7 +361,7 @@ def _customers(rng: random.Random) -> list[Customer]:
             rng.random() < 0.4,
             rng.randrange(0, 5000, 25),
         )
-        for customer_id, name in zip(people.distinct(rng, "C", 5), people.full_names(rng, 5))
+        for customer_id, name in people.ids_and_names(rng, "C", 5)
     ]
 
 
@@ -373,12 +381,6 @@ def _random_order(
     return Order(order_id, customer.id, status, placed, promised, delivered, people.address(rng), lines)
 
 
-def _person(customer: Customer) -> Person:
-    known = {"name": customer.name, "email": customer.email, "postcode": customer.postcode}
-    verification = ToolCall("verify_customer", {"email": customer.email, "postcode": customer.postcode})
-    return Person(customer.id, customer.name, known, verification, ("email", "postcode"))
-
-
 # The goals.
 
 
@@ -390,28 +392,28 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         if order.status not in ("processing", "shipped"):
             continue
         words = REASONS[reason]
-        common: dict[str, Any] = {
-            "kind": "cancel_order",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="cancel_order",
+            asks=(
                 f"Please cancel order {order.id}, {words}. Tell me what I get back; if it cannot be cancelled, tell me "
                 "for which day its delivery is promised.",
                 f"I want to cancel my order {order.id} because {words}. How much money do I get back? If that is no "
                 "longer possible I need to know the promised delivery day.",
             ),
-            "vague": "I would like to cancel one of my orders.",
-            "known": {"order": order.id, "reason": words},
-            "reads": (ToolCall("get_order", {"order_id": order.id}),),
-            "needs": frozenset({reference(order)}),
-        }
+            vague="I would like to cancel one of my orders.",
+            known={"order": order.id, "reason": words},
+            reads=(call("get_order", order_id=order.id),),
+            needs=references(order),
+        )
         if refused:
-            yield _too_late_for_changes(world, order, "cancel it", common)
+            yield _too_late_for_changes(world, order, "cancel it", goal)
             continue
         arguments = {"order_id": order.id, "reason": reason, "refund_usd": total / 100}
-        yield Goal(
-            **common,
+        yield goal(
             outcome="write",
-            writes=(ToolCall("cancel_order", arguments),),
-            tells=(Fact("number", f"{total / 100:.2f}", "How much do I get back for the cancelled order?"),),
+            writes=(call("cancel_order", **arguments),),
+            tells=(Fact.amount(total, "How much do I get back for the cancelled order?"),),
             proposal=f"cancel order {order.id} and pay back {usd(total)}",
             reports=(
                 f"Order {order.id} has been cancelled and you get {usd(total)} back.",
@@ -420,9 +422,8 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         )
 
 
-def _too_late_for_changes(world: World, order: Order, what: str, common: dict[str, Any]) -> Goal:
-    return Goal(
-        **common,
+def _too_late_for_changes(world: World, order: Order, what: str, goal: GoalWriter) -> Goal:
+    return goal(
         outcome="refuse",
         tells=(_promised(world, order, "For which day is the delivery promised?"),),
         reports=(
@@ -435,8 +436,8 @@ def _too_late_for_changes(world: World, order: Order, what: str, common: dict[st
 
 
 def _promised(world: World, order: Order, question: str) -> Fact:
-    days_of_all = tuple(other.promised.isoformat() for other in world.rows(Order, customer_id=order.customer_id))
-    return Fact("date", order.promised.isoformat(), question, days_of_all)
+    orders = world.rows(Order, customer_id=order.customer_id)
+    return Fact.day(order.promised, question, [other.promised for other in orders])
 
 
 def _return(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
@@ -449,24 +450,24 @@ def _return(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         assert order.delivered is not None
         last_day = order.delivered + days(window)
         refund = line.quantity * line.unit_price_cents * (100 - fee) // 100
-        common: dict[str, Any] = {
-            "kind": "return_item",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="return_item",
+            asks=(
                 f"I want to return the {product.name} of order {order.id}. Tell me what I get back; if it is too late, "
                 "tell me the last day on which it could have been returned.",
                 f"Can the {product.name} from order {order.id} still be sent back? If yes, do it and say how much I "
                 "get; if not, say until which day it would have been possible.",
             ),
-            "vague": "I would like to return something I bought.",
-            "known": {"order": order.id, "item": f"the {product.name}"},
-            "reads": _reads(order, product),
-            "needs": frozenset({reference(order)}),
-        }
+            vague="I would like to return something I bought.",
+            known={"order": order.id, "item": f"the {product.name}"},
+            reads=_reads(order, product),
+            needs=references(order),
+        )
         if world.today > last_day:
-            yield Goal(
-                **common,
+            yield goal(
                 outcome="refuse",
-                tells=(Fact("date", last_day.isoformat(), "Until which day could I have returned it?"),),
+                tells=(Fact.day(last_day, "Until which day could I have returned it?"),),
                 reports=(
                     f"I am sorry, I cannot take the {product.name} back: the last day for a return was "
                     f"{said(last_day)}.",
@@ -475,11 +476,10 @@ def _return(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             )
             continue
         arguments = {"order_id": order.id, "product_id": product.id, "refund_usd": refund / 100}
-        yield Goal(
-            **common,
+        yield goal(
             outcome="write",
-            writes=(ToolCall("return_item", arguments),),
-            tells=(Fact("number", f"{refund / 100:.2f}", f"How much do I get back for the {product.name}?"),),
+            writes=(call("return_item", **arguments),),
+            tells=(Fact.amount(refund, f"How much do I get back for the {product.name}?"),),
             proposal=f"take the {product.name} of order {order.id} back and refund {usd(refund)}",
             reports=(
                 f"The return of the {product.name} is registered and {usd(refund)} will be paid back.",
@@ -494,31 +494,29 @@ def _exchange(world: World, person: Person, rng: random.Random) -> Iterator[Goal
             difference = line.quantity * (new.price_cents - line.unit_price_cents)
             if new.id in {other.product_id for other in order.lines} or difference == 0:
                 continue
-            common: dict[str, Any] = {
-                "kind": "exchange_item",
-                "asks": (
+            goal = partial(
+                Goal,
+                kind="exchange_item",
+                asks=(
                     f"I want to exchange the {product.name} of order {order.id} for the {new.name}. Tell me the "
                     "difference in price; if it is out of stock, tell me when there will be some.",
                     f"Please swap the {product.name} in order {order.id} for the {new.name} and say what the "
                     "difference is. If you have none, I need the day on which it is back.",
                 ),
-                "vague": "I would like to exchange something I bought.",
-                "known": {"order": order.id, "item": f"the {product.name}", "new item": f"the {new.name}"},
-                "reads": (*_reads(order, product), ToolCall("find_products", {"words": new.name})),
-                "needs": frozenset({reference(order), reference(new)}),
-            }
-            yield _exchanged(world, order, product, new, difference, common)
+                vague="I would like to exchange something I bought.",
+                known={"order": order.id, "item": f"the {product.name}", "new item": f"the {new.name}"},
+                reads=(*_reads(order, product), call("find_products", words=new.name)),
+                needs=references(order, new),
+            )
+            yield _exchanged(world, order, product, new, difference, goal)
 
 
-def _exchanged(
-    world: World, order: Order, product: Product, new: Product, difference: int, common: dict[str, Any]
-) -> Goal:
+def _exchanged(world: World, order: Order, product: Product, new: Product, difference: int, goal: GoalWriter) -> Goal:
     if new.restocked_on:
-        others = (other.restocked_on.isoformat() for other in world.rows(Product) if other.restocked_on)
-        return Goal(
-            **common,
+        others = [other.restocked_on for other in world.rows(Product) if other.restocked_on]
+        return goal(
             outcome="refuse",
-            tells=(Fact("date", new.restocked_on.isoformat(), f"When will the {new.name} be back?", tuple(others)),),
+            tells=(Fact.day(new.restocked_on, f"When will the {new.name} be back?", others),),
             reports=(
                 f"I am sorry, I cannot make this exchange: the {new.name} is out of stock until "
                 f"{said(new.restocked_on)}.",
@@ -533,11 +531,10 @@ def _exchanged(
         "new_product_id": new.id,
         "difference_usd": difference / 100,
     }
-    return Goal(
-        **common,
+    return goal(
         outcome="write",
-        writes=(ToolCall("exchange_item", arguments),),
-        tells=(Fact("number", f"{abs(difference) / 100:.2f}", "What is the difference in price?"),),
+        writes=(call("exchange_item", **arguments),),
+        tells=(Fact.amount(abs(difference), "What is the difference in price?"),),
         proposal=f"exchange the {product.name} of order {order.id} for the {new.name}, with {words}",
         reports=(
             f"The {product.name} has been exchanged for the {new.name}, with {words}.",
@@ -551,26 +548,26 @@ def _change_address(world: World, person: Person, rng: random.Random) -> Iterato
         new = people.address(rng)
         if order.status not in ("processing", "shipped") or new == order.address:
             continue
-        common: dict[str, Any] = {
-            "kind": "change_address",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="change_address",
+            asks=(
                 f"Please send order {order.id} to {new} instead. If it has left already, tell me for which day it is "
                 "promised.",
                 f"The delivery address of order {order.id} must be {new}. If that cannot be changed, on which day is "
                 "it to arrive?",
             ),
-            "vague": "I would like another delivery address for an order.",
-            "known": {"order": order.id, "address": new},
-            "reads": (ToolCall("get_order", {"order_id": order.id}),),
-            "needs": frozenset({reference(order)}),
-        }
+            vague="I would like another delivery address for an order.",
+            known={"order": order.id, "address": new},
+            reads=(call("get_order", order_id=order.id),),
+            needs=references(order),
+        )
         if order.status == "shipped":
-            yield _too_late_for_changes(world, order, "change the address", common)
+            yield _too_late_for_changes(world, order, "change the address", goal)
             continue
-        yield Goal(
-            **common,
+        yield goal(
             outcome="write",
-            writes=(ToolCall("change_address", {"order_id": order.id, "address": new}),),
+            writes=(call("change_address", order_id=order.id, address=new),),
             proposal=f"send order {order.id} to {new}",
             reports=(
                 f"The address of order {order.id} has been changed to {new}.",
@@ -586,22 +583,22 @@ def _late_credit(world: World, person: Person, rng: random.Random) -> Iterator[G
         late = (order.delivered - order.promised).days
         credit = min(late * CREDIT_CENTS_PER_DAY, MAX_CREDIT_CENTS)
         balance = customer.store_credit_cents + credit
-        common: dict[str, Any] = {
-            "kind": "late_credit",
-            "asks": (
+        goal = partial(
+            Goal,
+            kind="late_credit",
+            asks=(
                 f"Order {order.id} came late and I would like compensation. Tell me my new balance of store credit; "
                 "if I get nothing, tell me for which day the order had been promised.",
                 f"I waited too long for order {order.id}. What can I get for it, and what is my store credit then? If "
                 "there is nothing to get, for which day was it promised?",
             ),
-            "vague": "One of my orders came late and I would like compensation.",
-            "known": {"order": order.id},
-            "reads": (ToolCall("get_order", {"order_id": order.id}),),
-            "needs": frozenset({reference(order)}),
-        }
+            vague="One of my orders came late and I would like compensation.",
+            known={"order": order.id},
+            reads=(call("get_order", order_id=order.id),),
+            needs=references(order),
+        )
         if late < LATE_DAYS:
-            yield Goal(
-                **common,
+            yield goal(
                 outcome="refuse",
                 tells=(_promised(world, order, "For which day had it been promised?"),),
                 reports=(
@@ -611,11 +608,10 @@ def _late_credit(world: World, person: Person, rng: random.Random) -> Iterator[G
                 ),
             )
             continue
-        yield Goal(
-            **common,
+        yield goal(
             outcome="write",
-            writes=(ToolCall("add_store_credit", {"order_id": order.id, "amount_usd": credit / 100}),),
-            tells=(Fact("number", f"{balance / 100:.2f}", "What is my balance of store credit now?"),),
+            writes=(call("add_store_credit", order_id=order.id, amount_usd=credit / 100),),
+            tells=(Fact.amount(balance, "What is my balance of store credit now?"),),
             proposal=f"add {usd(credit)} of store credit for order {order.id}, which makes {usd(balance)}",
             reports=(
                 f"I have added {usd(credit)}; your store credit is {usd(balance)} now.",
@@ -637,7 +633,7 @@ def _change_email(world: World, person: Person, rng: random.Random) -> Iterator[
             ),
             vague="I would like to change my e-mail address.",
             known={"new email": new},
-            writes=(ToolCall("change_email", {"customer_id": person.id, "email": new}),),
+            writes=(call("change_email", customer_id=person.id, email=new),),
             proposal=f"change your e-mail address to {new}",
             reports=(
                 f"Your e-mail address has been changed to {new}.",
@@ -660,13 +656,13 @@ def _spending(world: World, person: Person, rng: random.Random) -> Iterator[Goal
                 f"Tell me the total of all my orders placed since {since.isoformat()}, that day included.",
             ),
             known={"day": said(since)},
-            reads=(ToolCall("list_orders", {"customer_id": person.id}),),
-            tells=(Fact("number", f"{total / 100:.2f}", "What is the total of those orders?"),),
+            reads=(call("list_orders", customer_id=person.id),),
+            tells=(Fact.amount(total, "What is the total of those orders?"),),
             reports=(
                 f"Your orders since then come to {usd(total)} altogether.",
                 f"The total of these orders is {usd(total)}.",
             ),
-            needs=frozenset(map(reference, orders)),
+            needs=references(*orders),
         )
 
 
@@ -682,10 +678,10 @@ def _product_price(world: World, person: Person, rng: random.Random) -> Iterator
                 f"Tell me the price of {quantity} times the {product.name}, please.",
             ),
             known={"item": f"the {product.name}"},
-            reads=(ToolCall("find_products", {"words": product.name}),),
-            tells=(Fact("number", f"{total / 100:.2f}", "What do they cost altogether?"),),
+            reads=(call("find_products", words=product.name),),
+            tells=(Fact.amount(total, "What do they cost altogether?"),),
             reports=(f"{quantity} of the {product.name} cost {usd(total)}.", f"That would be {usd(total)} altogether."),
-            needs=frozenset({reference(product)}),
+            needs=references(product),
             needs_identity=False,
         )
 
@@ -697,21 +693,7 @@ def _delivered_lines(world: World, person: Person) -> Iterator[tuple[Order, Line
 
 
 def _reads(order: Order, product: Product) -> tuple[ToolCall, ...]:
-    return (ToolCall("get_order", {"order_id": order.id}), ToolCall("find_products", {"words": product.name}))
-
-
-def _alternatives(world: World, argument: str, value: Any) -> Sequence[Any]:
-    if argument == "order_id":
-        return [order.id for order in world.rows(Order)]
-    if argument in ("product_id", "new_product_id"):
-        return [product.id for product in world.rows(Product)]
-    if argument == "customer_id":
-        return [customer.id for customer in world.rows(Customer)]
-    if argument == "reason":
-        return list(REASONS)
-    if argument == "address":
-        return [order.address for order in world.rows(Order)]
-    return ["nobody@mail.example"] if argument == "email" else []
+    return (call("get_order", order_id=order.id), call("find_products", words=product.name))
 
 
 DOMAIN = Domain(
@@ -730,5 +712,13 @@ DOMAIN = Domain(
         "product_price": _product_price,
     },
     changeable=("cancel_order", "return_item", "exchange_item", "change_address", "change_email"),
-    alternatives=_alternatives,
+    alternatives={
+        "order_id": column(Order),
+        "product_id": column(Product),
+        "new_product_id": column(Product),
+        "customer_id": column(Customer),
+        "reason": tuple(REASONS),
+        "address": column(Order, "address"),
+        "email": ("nobody@mail.example",),
+    },
 )
