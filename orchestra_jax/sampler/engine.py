@@ -1,0 +1,590 @@
+"""Continuous batching: turns of many conversations over a fixed set of slots in one KV cache.
+
+Every turn is submitted as the whole list of its conversation's tokens so far; what of it stands in a slot already is
+not computed again. So an observation costs the prefill of its new tokens, a group's prompt is computed once and
+copied, and a conversation that lost its slot while its tool was running is prefilled again, and counted. Slots are
+filled as soon as they are free; nobody waits for the slowest::
+
+    engine = Engine(config, slots=32, capacity=2048, stop_ids=(2,), seed=0)
+    engine.use(params, version=0)
+    engine.submit(Request("a", prompt_ids, limit=256, trajectory=7))
+    while engine.busy:
+        for turn in engine.run():           # one round: admissions, one chunk of prefill, a few tokens of decode
+            ...                             # turn.key, turn.tokens, turn.logprobs, turn.stopped
+
+Which conversation loses its slot: `release` gives slots back, and those are reused first, the longest unused first. If
+there are none, a parked slot (its conversation's tool is running) is taken, the longest parked first.
+
+Shapes are few: rows of a round and filled lengths are rounded up to bucket sizes, so that short contexts and thin
+rounds cost less than full ones, and nothing is compiled once all sizes were seen (`warm_up` compiles them beforehand).
+
+Randomness is keyed by (seed, trajectory, position), as in `sampler`, whose sampling function this uses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from orchestra_jax.models.config import ModelConfig
+from orchestra_jax.models.decoder import KVCache, Params, extend, init_cache, logits
+from orchestra_jax.sampler.sampler import sample_tokens
+
+MIN_SHARED_TOKENS = 16
+"""Shorter common beginnings are computed again: copying them would not pay."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One turn to sample.
+
+    Args:
+        key: the conversation; its slot is kept for it between turns.
+        tokens: the conversation so far, at least one token.
+        limit: the most tokens of the turn, at least 1.
+        trajectory: keys the randomness.
+        temperature: 0 is greedy.
+    """
+
+    key: Hashable
+    tokens: Sequence[int]
+    limit: int
+    trajectory: int
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class SampledTurn:
+    """A finished turn. `stopped`: a stop token ended it, which is the last of `tokens`; else a limit did."""
+
+    key: Hashable
+    tokens: list[int]
+    logprobs: list[float]
+    stopped: bool
+    version: int
+    """Of the weights that sampled it."""
+
+
+@dataclass
+class EngineStats:
+    """What was done since the last `reset`; tokens are counts."""
+
+    sampled_tokens: int = 0
+    prefilled_tokens: int = 0
+    reprefilled_tokens: int = 0
+    """Of the prefilled ones, those that had been in a slot that was taken away."""
+    copied_tokens: int = 0
+    decode_steps: int = 0
+    slot_steps: int = 0
+    """Decode steps times rows that were sampling."""
+    evictions: int = 0
+    busy_s: float = 0.0
+    """Seconds in `run`, the host's part included."""
+    device_s: float = 0.0
+    """Seconds of `run` in which the host waited for the device."""
+
+    def occupancy(self, slots: int) -> float:
+        """Mean share of the slots that sampled in a decode step."""
+        return self.slot_steps / max(1, self.decode_steps * slots)
+
+
+class _DeviceState(NamedTuple):
+    cache: KVCache
+    logits: jax.Array
+    """[slots, vocab_size] float32, of the last token of each slot."""
+
+
+@dataclass
+class _Slot:
+    """What the host knows of a slot."""
+
+    tokens: list[int] = field(default_factory=list)
+    """Whose keys and values it holds."""
+    key: Hashable | None = None
+    request: Request | None = None
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    touched: int = 0
+    """The round in which it was last used."""
+
+    @property
+    def missing(self) -> int:
+        """Tokens of the request that are not in the slot yet."""
+        return 0 if self.request is None else len(self.request.tokens) + len(self.sampled) - len(self.tokens)
+
+
+class _Place(NamedTuple):
+    """The slot that a turn gets, and the slot whose first `length` tokens it takes over (itself, or one to copy)."""
+
+    slot: int
+    donor: int
+    length: int
+
+
+class Engine:
+    """See the module's text.
+
+    Args:
+        config: the model.
+        slots: conversations that sample at once.
+        capacity: the most tokens of a conversation.
+        stop_ids: token ids that end a turn.
+        seed: of all sampling.
+        dtype: of the KV cache.
+        steps: tokens that a round decodes before the host looks at them.
+        chunk: the most tokens of a conversation that one round prefills, so that long prompts do not hold up others.
+
+    Raises:
+        ValueError: there is no stop id, or a size is below 1.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        slots: int,
+        capacity: int,
+        stop_ids: Sequence[int],
+        seed: int,
+        dtype: jnp.dtype = jnp.float32,
+        steps: int = 16,
+        chunk: int = 512,
+    ) -> None:
+        if not stop_ids:
+            raise ValueError("the engine needs at least one stop id, or every turn runs to its limit")
+        for name, value in (("slots", slots), ("capacity", capacity), ("steps", steps), ("chunk", chunk)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        self.config = config
+        self.capacity = capacity
+        self.steps = steps
+        self.chunk = chunk
+        self.stop_ids = tuple(int(i) for i in stop_ids)
+        self.key = jax.random.key(seed)
+        self.stats = EngineStats()
+        self._slots = [_Slot() for _ in range(slots)]
+        self._queue: list[Request] = []
+        self._evicted: dict[Hashable, int] = {}
+        self._round = 0
+        self._params: Params | None = None
+        self._version = 0
+        shape = (slots, config.vocab_size)
+        self._state = _DeviceState(init_cache(config, slots, capacity, dtype), jnp.zeros(shape, jnp.float32))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is queued or under way."""
+        return bool(self._queue) or any(slot.request for slot in self._slots)
+
+    def use(self, params: Params, version: int) -> None:
+        """Samples with these weights from now on; what the cache holds of other weights is forgotten.
+
+        Raises:
+            RuntimeError: turns are under way: half of their tokens would be of other weights.
+        """
+        if any(slot.request for slot in self._slots):
+            raise RuntimeError("turns are under way: change the weights between turns")
+        if params is not self._params:
+            for slot in self._slots:
+                slot.tokens = []
+        self._params, self._version = params, version
+
+    def submit(self, request: Request) -> None:
+        """Queues a turn.
+
+        Raises:
+            ValueError: it has no tokens, its limit is below 1, it leaves no room to sample, or the conversation has a
+                turn under way.
+        """
+        if not request.tokens:
+            raise ValueError("a prompt is empty: the policy needs at least one token to start from")
+        if request.limit < 1:
+            raise ValueError(f"the limit of a turn must be at least 1 token, not {request.limit}")
+        if len(request.tokens) >= self.capacity:
+            raise ValueError(
+                f"a conversation of {len(request.tokens)} tokens leaves no room in a slot of {self.capacity} "
+                "(raise rollout.max_tokens or shorten the prompt)"
+            )
+        waiting = [r.key for r in self._queue] + [slot.key for slot in self._slots if slot.request]
+        if request.key in waiting:
+            raise ValueError(f"conversation {request.key!r} has a turn under way")
+        self._queue.append(request)
+
+    def release(self, key: Hashable) -> None:
+        """The conversation is over: its slot may be reused at once."""
+        self._evicted.pop(key, None)
+        for slot in self._slots:
+            if slot.key == key and slot.request is None:
+                slot.key = None
+
+    def cancel(self, key: Hashable) -> None:
+        """Drops the conversation's turn, queued or under way, and releases it."""
+        self._queue = [request for request in self._queue if request.key != key]
+        for slot in self._slots:
+            if slot.key == key:
+                slot.request = None
+        self.release(key)
+
+    def run(self) -> list[SampledTurn]:
+        """One round; the turns that ended in it, in the order of their slots.
+
+        Raises:
+            RuntimeError: `use` was never called.
+        """
+        if self._params is None:
+            raise RuntimeError("call use(params, version) first: there are no weights to sample with")
+        start = time.perf_counter()
+        self._round += 1
+        self._admit()
+        self._prefill()
+        done = self._decode()
+        self.stats.busy_s += time.perf_counter() - start
+        return done
+
+    def warm_up(self, params: Params, max_prefill_rows: int | None = None) -> list[tuple[str, float]]:
+        """Compiles every shape there can be, with nothing to do in it.
+
+        Args:
+            params: weights of the run's shapes and dtypes.
+            max_prefill_rows: the most conversations that a round prefills in more than one token; None: all slots.
+
+        Returns:
+            What was compiled, and the seconds that each took.
+        """
+        times = []
+        slots = len(self._slots)
+        for rows in _buckets(slots):
+            nowhere, zeros = np.full(rows, slots, np.int32), np.zeros(rows, np.int32)
+            for filled in _lengths(self.capacity):
+                start = time.perf_counter()
+                ones = np.ones(rows, np.float32)
+                self._state, *_ = self._sample(params, np.stack([nowhere, zeros, zeros]), ones, zeros, filled)
+                times.append((f"decode {rows} x {filled}", time.perf_counter() - start))
+                start = time.perf_counter()
+                self._state = _copy_slots(self._state, zeros, nowhere, filled=filled)
+                times.append((f"copy {rows} x {filled}", time.perf_counter() - start))
+                for width in _widths(self.chunk):
+                    if width > filled or (width > 1 and rows > (max_prefill_rows or slots)):
+                        continue
+                    start = time.perf_counter()
+                    tokens = np.zeros((rows, width), np.int32)
+                    self._state = _append(
+                        self.config, params, self._state, tokens, nowhere, zeros, zeros, filled=filled
+                    )
+                    times.append((f"prefill {rows} x {width} of {filled}", time.perf_counter() - start))
+        return times
+
+    def _sample(self, params, table, temperatures, trajectories, filled):
+        return _decode(
+            self.config,
+            params,
+            self._state,
+            *table,
+            temperatures,
+            self.key,
+            trajectories.astype(np.uint32),
+            filled=filled,
+            steps=self.steps,
+            stop_ids=self.stop_ids,
+        )
+
+    # A round's parts.
+
+    def _admit(self) -> None:
+        """Gives slots to queued turns, in their order; those that will share a beginning wait for the first of them."""
+        waiting, copies = [], []
+        beginning = [slot.request.tokens for slot in self._slots if slot.request and slot.missing > 1]
+        for request in self._queue:
+            # A slot that is copied into in this round holds its new content only after it.
+            donors = set(range(len(self._slots))) - {target for _, target, _ in copies}
+            place = self._place(request, donors)
+            if place is None or self._will_share(request, place.length, beginning):
+                waiting.append(request)
+                continue
+            if place.donor != place.slot and place.length:
+                copies.append((place.donor, place.slot, place.length))
+                self.stats.copied_tokens += place.length
+            self._take_over(request, place)
+            if self._slots[place.slot].missing > 1:
+                beginning.append(request.tokens)
+        self._queue = waiting
+        self._copy(copies)
+
+    def _take_over(self, request: Request, place: _Place) -> None:
+        slot = self._slots[place.slot]
+        if slot.key is not None and slot.key != request.key:
+            self.stats.evictions += 1
+            self._evicted[slot.key] = len(slot.tokens)
+        had = min(self._evicted.pop(request.key, 0), len(request.tokens))
+        self.stats.reprefilled_tokens += max(0, had - place.length)
+        slot.tokens = list(request.tokens[: place.length])
+        slot.key, slot.request, slot.touched = request.key, request, self._round
+        slot.sampled, slot.logprobs = [], []
+
+    def _place(self, request: Request, donors: set[int]) -> _Place | None:
+        """Where a turn goes, and what it takes over; None if all slots are sampling."""
+        free = [index for index, slot in enumerate(self._slots) if slot.request is None]
+        if not free:
+            return None
+        common = {index: _common(self._slots[index].tokens, request.tokens) for index in donors}
+        longest = max(common.values(), default=0)
+        own = next((index for index in free if self._slots[index].key == request.key), None)
+        if own is None:
+            # Released slots first, of these one with the longest beginning; then parked ones, the longest unused first.
+            own = min(free, key=lambda i: (self._slots[i].key is not None, *self._worth(i, common.get(i, 0))))
+        if common.get(own, 0) == longest:
+            return _Place(own, own, self._usable(own, longest, request))
+        donor = next(index for index, length in common.items() if length == longest)
+        if longest < common.get(own, 0) + MIN_SHARED_TOKENS:
+            return _Place(own, own, self._usable(own, common.get(own, 0), request))
+        return _Place(own, donor, min(longest, len(request.tokens) - 1))
+
+    def _worth(self, index: int, common: int) -> tuple[int, int]:
+        """Order of slots to take: a parked one by age, a released one by what of it can be used, then by age."""
+        slot = self._slots[index]
+        return (0 if slot.key is not None else -common, slot.touched)
+
+    def _usable(self, index: int, length: int, request: Request) -> int:
+        """How much of a slot's own beginning serves: all, if its logits are those of the request's last token."""
+        if length == len(request.tokens) == len(self._slots[index].tokens):
+            return length
+        return min(length, len(request.tokens) - 1)
+
+    def _will_share(self, request: Request, length: int, beginning: list[Sequence[int]]) -> bool:
+        """Whether a beginning that another slot is about to compute is worth waiting for."""
+        longest = max((_common(tokens, request.tokens) for tokens in beginning), default=0)
+        return longest >= length + MIN_SHARED_TOKENS
+
+    def _copy(self, copies: list[tuple[int, int, int]]) -> None:
+        if not copies:
+            return
+        rows = _bucket_of(len(copies), len(self._slots))
+        nowhere = len(self._slots)
+        table = np.array(copies + [(0, nowhere, 0)] * (rows - len(copies)), np.int32)
+        filled = _length_of(int(table[:, 2].max()), self.capacity)
+        self._state = _copy_slots(self._state, table[:, 0], table[:, 1], filled=filled)
+
+    def _prefill(self) -> None:
+        """One chunk of what is missing, for all slots that miss something."""
+        indices = [i for i, slot in enumerate(self._slots) if slot.missing > 0]
+        if not indices:
+            return
+        counts = [min(self._slots[i].missing, self.chunk) for i in indices]
+        width = _width_of(max(counts), self.chunk)
+        rows = _bucket_of(len(indices), len(self._slots))
+        tokens = np.zeros((rows, width), np.int32)
+        table = np.zeros((3, rows), np.int32)  # slot, length, count
+        table[0] = len(self._slots)
+        for row, (index, count) in enumerate(zip(indices, counts)):
+            slot = self._slots[index]
+            assert slot.request is not None
+            length = len(slot.tokens)
+            new = list(slot.request.tokens[length : length + count])
+            tokens[row, :count] = new
+            table[:, row] = index, length, count
+            slot.tokens += new
+            slot.touched = self._round
+            self.stats.prefilled_tokens += count
+        filled = _length_of(max(int((table[1] + table[2]).max()), width), self.capacity)
+        self._state = _append(self.config, self._params, self._state, tokens, *table, filled=filled)
+
+    def _decode(self) -> list[SampledTurn]:
+        """A few tokens for every slot whose prompt is complete."""
+        indices = [i for i, slot in enumerate(self._slots) if slot.request and not slot.missing]
+        if not indices:
+            return []
+        rows = _bucket_of(len(indices), len(self._slots))
+        table = np.zeros((3, rows), np.int32)  # slot, length, limit
+        table[0] = len(self._slots)
+        temperatures, trajectories = np.ones(rows, np.float32), np.zeros(rows, np.int64)
+        for row, index in enumerate(indices):
+            slot = self._slots[index]
+            assert slot.request is not None
+            room = self.capacity - len(slot.tokens)
+            table[:, row] = index, len(slot.tokens), min(slot.request.limit - len(slot.sampled), room)
+            temperatures[row], trajectories[row] = slot.request.temperature, slot.request.trajectory
+        filled = _length_of(min(int(table[1].max()) + self.steps, self.capacity), self.capacity)
+        self._state, *outputs = self._sample(self._params, table, temperatures, trajectories, filled)
+        waited = time.perf_counter()
+        tokens, logprobs, counts, stopped = map(np.asarray, jax.device_get(outputs))
+        self.stats.device_s += time.perf_counter() - waited
+        self.stats.decode_steps += int(counts.max())
+        self.stats.slot_steps += int(counts.sum())
+        self.stats.sampled_tokens += int(counts.sum())
+        done = []
+        for row, index in enumerate(indices):
+            count = int(counts[row])
+            self._take(self._slots[index], tokens[row, :count].tolist(), logprobs[row, :count].tolist())
+            if turn := self._ended(self._slots[index], bool(stopped[row])):
+                done.append(turn)
+        return done
+
+    def _take(self, slot: _Slot, tokens: list[int], logprobs: list[float]) -> None:
+        slot.tokens += tokens
+        slot.sampled += tokens
+        slot.logprobs += logprobs
+        slot.touched = self._round
+
+    def _ended(self, slot: _Slot, stopped: bool) -> SampledTurn | None:
+        request = slot.request
+        assert request is not None
+        if not (stopped or len(slot.sampled) >= request.limit or len(slot.tokens) >= self.capacity):
+            return None
+        slot.request = None
+        return SampledTurn(request.key, slot.sampled, slot.logprobs, stopped, self._version)
+
+
+def _buckets(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    sizes = [1]
+    while sizes[-1] * 2 < most:
+        sizes.append(sizes[-1] * 2)
+    return sizes if most == 1 else [*sizes, most]
+
+
+def _bucket_of(count: int, most: int) -> int:
+    return next(size for size in _buckets(most) if size >= count)
+
+
+def _lengths(capacity: int) -> list[int]:
+    """128, 256, 512, ... and `capacity`."""
+    sizes = [128]
+    while sizes[-1] * 2 < capacity:
+        sizes.append(sizes[-1] * 2)
+    return [capacity] if capacity <= 128 else [*sizes, capacity]
+
+
+def _length_of(length: int, capacity: int) -> int:
+    return next(size for size in _lengths(capacity) if size >= length)
+
+
+def _widths(chunk: int) -> list[int]:
+    """1 (the last token of a copied prompt), 16, 32, 64, ... and `chunk`."""
+    sizes = [16]
+    while sizes[-1] * 2 < chunk:
+        sizes.append(sizes[-1] * 2)
+    return [1, *sizes, chunk] if chunk > 16 else sorted({1, chunk})
+
+
+def _width_of(count: int, chunk: int) -> int:
+    return next(size for size in _widths(chunk) if size >= count)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """The length of the longest common beginning."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    differ = np.asarray(a[:length]) != np.asarray(b[:length])
+    return int(differ.argmax())
+
+
+# --------------------------------------------------------------------------------------------------------------
+# on the device
+# --------------------------------------------------------------------------------------------------------------
+
+
+def _view(state: _DeviceState, slots: jax.Array, lengths: jax.Array, filled: int) -> KVCache:
+    """The first `filled` positions of some slots as a cache of its own; a slot out of range gives any other."""
+
+    def rows(array: jax.Array) -> jax.Array:
+        return array[:, :, :filled][slots] if filled < array.shape[2] else array[slots]
+
+    return KVCache(tuple(map(rows, state.cache.keys)), tuple(map(rows, state.cache.values)), lengths)
+
+
+def _write_back(
+    state: _DeviceState, view: KVCache, row_logits: jax.Array, slots: jax.Array, start: jax.Array, width: int
+) -> _DeviceState:
+    """Enters up to `width` new positions from `start` of each row of a view, and its logits, into its slot."""
+    filled = view.keys[0].shape[2]
+    offsets = start[:, None] + jnp.arange(width)[None, :]
+    targets = jnp.where(offsets < view.lengths[:, None], offsets, state.cache.keys[0].shape[2])  # dropped
+    sources = jnp.minimum(offsets, filled - 1)
+
+    def write(whole: jax.Array, part: jax.Array) -> jax.Array:
+        new = jnp.take_along_axis(part, sources[:, None, :, None], axis=2)
+        return whole.at[slots[:, None], :, targets].set(new.swapaxes(1, 2), mode="drop")
+
+    keys = tuple(map(write, state.cache.keys, view.keys))
+    values = tuple(map(write, state.cache.values, view.values))
+    lengths = state.cache.lengths.at[slots].set(view.lengths, mode="drop")
+    return _DeviceState(KVCache(keys, values, lengths), state.logits.at[slots].set(row_logits, mode="drop"))
+
+
+@partial(jax.jit, static_argnames=("filled",), donate_argnames=("state",))
+def _copy_slots(state: _DeviceState, sources: jax.Array, targets: jax.Array, *, filled: int) -> _DeviceState:
+    """The first `filled` positions of slots into others; what is beyond the wanted length is overwritten later."""
+
+    def copy(whole: jax.Array) -> jax.Array:
+        return whole.at[targets, :, :filled].set(whole[sources, :, :filled], mode="drop")
+
+    cache = KVCache(tuple(map(copy, state.cache.keys)), tuple(map(copy, state.cache.values)), state.cache.lengths)
+    return state._replace(cache=cache)
+
+
+@partial(jax.jit, static_argnames=("config", "filled"), donate_argnames=("state",))
+def _append(config: ModelConfig, params: Params, state, tokens, slots, lengths, counts, *, filled: int) -> _DeviceState:
+    """New tokens [rows, width] (counts[r] of them) behind the `lengths` that the slots hold."""
+    hidden, view = extend(config, params, _view(state, slots, lengths, filled), tokens, counts)
+    last = jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
+    return _write_back(state, view, logits(config, params, last), slots, lengths, tokens.shape[1])
+
+
+@partial(jax.jit, static_argnames=("config", "filled", "steps", "stop_ids"), donate_argnames=("state",))
+def _decode(
+    config: ModelConfig,
+    params: Params,
+    state: _DeviceState,
+    slots: jax.Array,
+    lengths: jax.Array,
+    limits: jax.Array,
+    temperatures: jax.Array,
+    key: jax.Array,
+    trajectories: jax.Array,
+    *,
+    filled: int,
+    steps: int,
+    stop_ids: tuple[int, ...],
+):
+    """Up to `steps` tokens a row; a row ends at a stop id or its limit: state, tokens, logprobs, counts, stopped."""
+    rows = slots.shape[0]
+    stops = jnp.asarray(stop_ids, jnp.int32)
+
+    def keep_going(carry) -> jax.Array:
+        return (carry[0] < steps) & jnp.any(carry[3])
+
+    def one_token(carry):
+        step, view, row_logits, active, stopped, tokens, logprobs, counts = carry
+        new, new_logprobs = sample_tokens(row_logits, temperatures, key, trajectories, view.lengths)
+        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, jnp.where(active, new, 0)[:, None], step, 1)
+        logprobs = jax.lax.dynamic_update_slice_in_dim(logprobs, jnp.where(active, new_logprobs, 0.0)[:, None], step, 1)
+        counts = counts + active
+        hidden, view = extend(config, params, view, new[:, None], active.astype(jnp.int32))
+        row_logits = jnp.where(active[:, None], logits(config, params, hidden[:, 0]), row_logits)
+        stops_now = active & jnp.any(new[:, None] == stops, axis=1)
+        return (
+            step + 1, view, row_logits, active & ~stops_now & (counts < limits), stopped | stops_now,
+            tokens, logprobs, counts,
+        )  # fmt: skip
+
+    start = (
+        jnp.int32(0),
+        _view(state, slots, lengths, filled),
+        state.logits[slots],
+        limits > 0,
+        jnp.zeros((rows,), bool),
+        jnp.zeros((rows, steps), jnp.int32),
+        jnp.zeros((rows, steps), jnp.float32),
+        jnp.zeros((rows,), jnp.int32),
+    )
+    _, view, row_logits, _, stopped, tokens, logprobs, counts = jax.lax.while_loop(keep_going, one_token, start)
+    state = _write_back(state, view, row_logits, slots, lengths, steps)
+    return state, tokens, logprobs, counts, stopped

@@ -1,0 +1,278 @@
+"""Continuous batching: the same tokens as the plain forward pass, whatever is interleaved, copied or evicted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestra_jax.models.config import preset
+from orchestra_jax.models.decoder import forward, init_params
+from orchestra_jax.models.logprobs import logprobs_of
+from orchestra_jax.sampler import engine as engine_module
+from orchestra_jax.sampler.engine import Engine, Request
+from orchestra_jax.sampler.sampler import Sampler
+
+CONFIG = preset("market-tiny", vocab_size=96, hidden_size=32, intermediate_size=64, num_layers=2, head_dim=8)
+STOP = 95
+CAPACITY = 160
+
+
+@pytest.fixture(scope="module")
+def params():
+    # Larger weights than the initial ones, so that the distributions are far from uniform.
+    return jax.tree.map(lambda x: 3 * x, init_params(CONFIG, jax.random.key(1)))
+
+
+def make(params, slots=4, steps=4, chunk=32, seed=0, version=0):
+    engine = Engine(CONFIG, slots=slots, capacity=CAPACITY, stop_ids=[STOP], seed=seed, steps=steps, chunk=chunk)
+    engine.use(params, version)
+    return engine
+
+
+def run_all(engine, requests):
+    for request in requests:
+        engine.submit(request)
+    turns = {}
+    for _ in range(10_000):
+        if not engine.busy:
+            return turns
+        turns.update({turn.key: turn for turn in engine.run()})
+    raise AssertionError("the engine does not come to an end")
+
+
+def prompts(n, seed=0, low=2, high=70):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 90, rng.integers(low, high)).tolist() for _ in range(n)]
+
+
+@jax.jit
+def padded_logits(params, tokens):
+    return forward(CONFIG, params, tokens)
+
+
+def full_logits(params, ids):
+    tokens = np.zeros((1, CAPACITY), np.int32)  # one shape; what stands after a token cannot change its logits
+    tokens[0, : len(ids)] = ids
+    return np.asarray(padded_logits(params, tokens))[0, : len(ids)]
+
+
+def assert_greedy(params, prompt, tokens):
+    """Each token has the largest logit of the plain forward pass, but for float32's ties."""
+    rows = full_logits(params, prompt + tokens)[len(prompt) - 1 : -1]
+    for row, token in zip(rows, tokens, strict=True):
+        assert row[token] >= row.max() - 1e-4
+
+
+def test_more_conversations_than_slots(params):
+    batch = prompts(11)
+    turns = run_all(make(params), [Request(i, p, 9, i, 0.0) for i, p in enumerate(batch)])
+    assert sorted(turns) == list(range(11))
+    for index, prompt in enumerate(batch):
+        turn = turns[index]
+        assert_greedy(params, prompt, turn.tokens)
+        assert turn.stopped == (turn.tokens[-1] == STOP)
+        assert turn.stopped or len(turn.tokens) == 9
+        assert STOP not in turn.tokens[:-1]
+
+
+def test_logprobs_equal_the_trainers(params):
+    batch = prompts(7, seed=3)
+    turns = run_all(make(params), [Request(i, p, 20, i, 0.7) for i, p in enumerate(batch)])
+    for index, prompt in enumerate(batch):
+        turn = turns[index]
+        rows = full_logits(params, prompt + turn.tokens)[len(prompt) - 1 : -1]
+        expected, _ = logprobs_of(jnp.asarray(rows), jnp.asarray(turn.tokens), 0.7)
+        # float32, another order of summation: 1e-4 is ten times what is seen.
+        np.testing.assert_allclose(turn.logprobs, expected, atol=1e-4)
+
+
+def test_samples_are_those_of_the_lock_step_sampler(params):
+    """Keyed by (seed, trajectory, position): the two agree though they batch differently."""
+    batch = prompts(6, seed=4, high=30)
+    turns = run_all(make(params, slots=2, seed=5), [Request(i, p, 8, 10 + i) for i, p in enumerate(batch)])
+    sampler = Sampler(CONFIG, rows=6, capacity=64, max_new_tokens=8, stop_ids=[STOP], seed=5)
+    state = sampler.start(params, batch)
+    out, _ = sampler.generate(params, state, np.full(6, 8), np.ones(6), 10 + np.arange(6))
+    for index in range(6):
+        assert turns[index].tokens == out.tokens[index, : out.counts[index]].tolist()
+
+
+def test_a_groups_prompt_is_computed_once(params):
+    (prompt,) = prompts(1, low=60, high=61)
+    engine = make(params, slots=8)
+    turns = run_all(engine, [Request(i, prompt, 6, i) for i in range(8)])
+    assert engine.stats.prefilled_tokens == 60 + 7  # each copy computes the last token again, for its logits
+    assert engine.stats.copied_tokens == 7 * 59
+    alone = run_all(make(params, slots=1), [Request(i, prompt, 6, i) for i in range(8)])
+    assert {key: turn.tokens for key, turn in turns.items()} == {key: turn.tokens for key, turn in alone.items()}
+
+
+def test_an_observation_costs_its_own_tokens_only(params):
+    (prompt,) = prompts(1, low=50, high=51)
+    engine = make(params)
+    first = run_all(engine, [Request("a", prompt, 5, 0, 0.0)])["a"]
+    before = engine.stats.prefilled_tokens
+    conversation = prompt + first.tokens + [1, 2, 3]
+    second = run_all(engine, [Request("a", conversation, 5, 0, 0.0)])["a"]
+    assert engine.stats.prefilled_tokens - before == 3
+    assert_greedy(params, conversation, second.tokens)
+
+
+def test_a_turn_can_go_on_without_an_observation(params):
+    (prompt,) = prompts(1, seed=9)
+    engine = make(params)
+    parts, tokens = list(prompt), []
+    while len(tokens) < 12 and (not tokens or tokens[-1] != STOP):
+        turn = run_all(engine, [Request("a", parts, 3, 0)])["a"]
+        parts, tokens = parts + turn.tokens, tokens + turn.tokens
+    assert engine.stats.prefilled_tokens == len(prompt)
+    whole = run_all(make(params), [Request("a", prompt, len(tokens), 0)])["a"]
+    assert whole.tokens == tokens
+
+
+def test_parked_conversations_lose_their_slots_the_longest_parked_first(params):
+    batch = prompts(3, seed=6, low=40, high=50)
+    engine = make(params, slots=2)
+    first = {}
+    for index in (0, 1):  # both are parked afterwards, 0 the longer
+        first |= run_all(engine, [Request(index, batch[index], 4, index, 0.0)])
+    run_all(engine, [Request(2, batch[2], 4, 2, 0.0)])
+    assert engine.stats.evictions == 1
+    before = engine.stats.prefilled_tokens
+    conversation = batch[1] + first[1].tokens + [7]
+    run_all(engine, [Request(1, conversation, 4, 1, 0.0)])  # still there
+    assert (engine.stats.prefilled_tokens - before, engine.stats.reprefilled_tokens) == (1, 0)
+    conversation = batch[0] + first[0].tokens + [7]
+    again = run_all(engine, [Request(0, conversation, 4, 0, 0.0)])[0]
+    assert engine.stats.reprefilled_tokens == len(conversation) - 1
+    assert_greedy(params, conversation, again.tokens)
+
+
+def test_released_slots_go_first(params):
+    batch = prompts(3, seed=6, low=40, high=50)
+    engine = make(params, slots=2)
+    for index in (0, 1):
+        run_all(engine, [Request(index, batch[index], 4, index)])
+    engine.release(1)
+    run_all(engine, [Request(2, batch[2], 4, 2)])
+    assert engine.stats.evictions == 0
+
+
+def test_new_weights_forget_the_cache(params):
+    (prompt,) = prompts(1, seed=8, low=40, high=41)
+    engine = make(params, version=3)
+    assert run_all(engine, [Request("a", prompt, 6, 0, 0.0)])["a"].version == 3
+    other = jax.tree.map(lambda x: -x, params)
+    engine.use(other, 4)
+    turn = run_all(engine, [Request("a", prompt, 6, 0, 0.0)])["a"]
+    assert turn.version == 4
+    assert_greedy(other, prompt, turn.tokens)
+
+
+def test_a_long_prompt_does_not_hold_up_the_others(params):
+    (long,), (short,) = prompts(1, low=140, high=141), prompts(1, seed=1, low=5, high=6)
+    engine = make(params, chunk=32, steps=4)
+    engine.submit(Request("long", long, 4, 0))
+    engine.submit(Request("short", short, 4, 1))
+    order = []
+    while engine.busy:
+        order += [turn.key for turn in engine.run()]
+    assert order == ["short", "long"]
+
+
+def test_the_end_of_a_slot_ends_the_turn(params):
+    (prompt,) = prompts(1, low=CAPACITY - 3, high=CAPACITY - 2)
+    turn = run_all(make(params), [Request("a", prompt, 50, 0, 0.0)])["a"]
+    assert len(turn.tokens) <= 3
+    assert_greedy(params, prompt, turn.tokens)
+
+
+def test_a_cancelled_turn_leaves_room(params):
+    batch = prompts(3, seed=2)
+    engine = make(params, slots=1)
+    for index in range(3):
+        engine.submit(Request(index, batch[index], 30, index))
+    engine.run()
+    engine.cancel(0)
+    engine.cancel(1)
+    turns = {}
+    while engine.busy:
+        turns.update({turn.key: turn for turn in engine.run()})
+    assert list(turns) == [2]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request("a", [], 4, 0), "a prompt is empty"),
+        (Request("a", [1], 0, 0), "limit of a turn must be at least 1"),
+        (Request("a", [1] * CAPACITY, 4, 0), f"leaves no room in a slot of {CAPACITY}"),
+    ],
+    ids=["empty", "limit", "long"],
+)
+def test_requests_that_cannot_be_served(params, request_, message):
+    with pytest.raises(ValueError, match=message):
+        make(params).submit(request_)
+
+
+def test_mistakes(params):
+    engine = make(params)
+    engine.submit(Request("a", [1, 2], 4, 0))
+    with pytest.raises(ValueError, match="conversation 'a' has a turn under way"):
+        engine.submit(Request("a", [1, 2], 4, 0))
+    engine.run()
+    if engine.busy:
+        with pytest.raises(RuntimeError, match="change the weights between turns"):
+            engine.use(params, 1)
+    with pytest.raises(RuntimeError, match=r"call use\(params, version\) first"):
+        Engine(CONFIG, slots=1, capacity=32, stop_ids=[STOP], seed=0).run()
+    with pytest.raises(ValueError, match="at least one stop id"):
+        Engine(CONFIG, slots=1, capacity=32, stop_ids=[], seed=0)
+    with pytest.raises(ValueError, match="slots must be at least 1, not 0"):
+        Engine(CONFIG, slots=0, capacity=32, stop_ids=[STOP], seed=0)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10**6), slots=st.integers(1, 5), steps=st.sampled_from([1, 3, 8]))
+def test_any_mixture_of_lengths_turns_arrivals_and_evictions(params, seed, slots, steps):
+    """Conversations of random lengths, some with a common beginning, come and go; each token is the greedy one."""
+    rng = np.random.default_rng(seed)
+    engine = make(params, slots=slots, steps=steps)
+    common = rng.integers(0, 90, 40).tolist()
+    conversations = {
+        key: (common if rng.random() < 0.5 else []) + rng.integers(0, 90, rng.integers(1, 50)).tolist()
+        for key in range(9)
+    }
+    turns_left = {key: int(rng.integers(1, 4)) for key in conversations}
+    waiting = list(conversations)
+    under_way = set()
+    while waiting or under_way:
+        while waiting and rng.random() < 0.6:
+            key = waiting.pop(int(rng.integers(len(waiting))))
+            engine.submit(Request(key, list(conversations[key]), int(rng.integers(1, 10)), key, 0.0))
+            under_way.add(key)
+        for turn in engine.run():
+            under_way.remove(turn.key)
+            assert_greedy(params, conversations[turn.key], turn.tokens)
+            observation = rng.integers(0, 90, rng.integers(0, 12)).tolist()
+            conversations[turn.key] += turn.tokens + observation
+            turns_left[turn.key] -= 1
+            if turns_left[turn.key] and len(conversations[turn.key]) < CAPACITY - 1:
+                waiting.append(turn.key)
+            else:
+                engine.release(turn.key)
+
+
+def test_nothing_is_compiled_after_the_warm_up(params):
+    engine = make(params, slots=3)
+    compiled = engine.warm_up(params)
+    assert {name.split()[0] for name, _ in compiled} == {"decode", "copy", "prefill"}
+    functions = (engine_module._decode, engine_module._append, engine_module._copy_slots)
+    before = [function._cache_size() for function in functions]
+    common = prompts(1, seed=1, low=40, high=41)[0]
+    requests = [Request(i, p, 30, i) for i, p in enumerate(prompts(9, seed=2, low=1, high=150))]
+    run_all(engine, [*requests, *(Request(100 + i, [*common, i], 7, i) for i in range(5))])
+    assert engine.stats.copied_tokens > 0
+    assert [function._cache_size() for function in functions] == before
