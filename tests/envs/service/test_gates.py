@@ -4,6 +4,7 @@ The quick run takes four tasks of each kind (one of each number of goals), the s
 """
 
 import json
+import random
 import re
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from orchestra_envs import ToolCall, render_call
 from orchestra_envs.service.domains import DOMAINS
 from orchestra_envs.service.env import ServiceEnv
-from orchestra_envs.service.generate import make_service_task, solution
+from orchestra_envs.service.generate import service_task_from_id, solution
 from orchestra_envs.tools import canonical_json
 
 QUICK, MANY = 4, 44
@@ -86,7 +87,7 @@ def test_telling_without_doing_and_doing_without_telling_score_nothing(domain, p
     rng = np.random.default_rng(0)
     env = ServiceEnv(max_turns=40)
     for task_id in task_ids(domain, per_kind):
-        task = make_service_task(*task_id.split("/")[:3], int(task_id.split("/")[3]))
+        task = service_task_from_id(task_id)
         words = reports(task, rng)
         assert play(env, task_id, words * 8) == 0.0, task_id
         assert play(env, task_id, [verification(task), *words * 8]) == 0.0, task_id
@@ -106,7 +107,7 @@ def test_telling_everything_scores_nothing(domain, per_kind, chunk):
     outcomes = []
     env = ServiceEnv(max_turns=200)
     for task_id in task_ids(domain, per_kind):
-        task = make_service_task(*task_id.split("/")[:3], int(task_id.split("/")[3]))
+        task = service_task_from_id(task_id)
         env.reset(seed=0, options={"task_id": task_id})
         looks = look_at_everything(task)
         records = []
@@ -149,12 +150,10 @@ def spoken(record):
 @pytest.mark.parametrize("per_kind", SIZES)
 def test_doing_all_writes_scores_nothing(domain, per_kind):
     """A policy that changes all it can, and tells the right facts."""
-    import random
-
     env = ServiceEnv(max_turns=200)
     rng = np.random.default_rng(0)
     for task_id in task_ids(domain, per_kind):
-        task = make_service_task(*task_id.split("/")[:3], int(task_id.split("/")[3]))
+        task = service_task_from_id(task_id)
         makers = DOMAINS[domain].goals.values()
         goals = [goal for make in makers for goal in make(task.start, task.person, random.Random(0))]
         writes = [render_call(call) for goal in (*task.goals, *goals) for call in goal.writes]
@@ -194,7 +193,7 @@ def test_a_random_policy_scores_nothing(domain, per_kind):
 def test_order_of_independent_changes_does_not_matter(domain):
     env = ServiceEnv(max_turns=60)
     for task_id in task_ids(domain, QUICK):
-        task = make_service_task(*task_id.split("/")[:3], int(task_id.split("/")[3]))
+        task = service_task_from_id(task_id)
         calls = [call for goal in reversed(task.goals) for call in (*goal.reads, *goal.writes)]
         turns = [verification(task)] if task.golden.verified else []
         turns += [render_call(call) for call in calls]
@@ -209,7 +208,7 @@ def test_golden_arguments_are_the_only_ones(domain):
     env = ServiceEnv(max_turns=60)
     rng = np.random.default_rng(1)
     for task_id in task_ids(domain, QUICK):
-        task = make_service_task(*task_id.split("/")[:3], int(task_id.split("/")[3]))
+        task = service_task_from_id(task_id)
         writes = [(position, call) for position, call in enumerate(task.actions) if call in writes_of(task)]
         if not writes:
             continue
@@ -230,7 +229,7 @@ def writes_of(task):
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_kinds_of_tasks(domain):
     """Changes, refusals and look-ups; one to four goals; vague users, users who change their mind, goals in stages."""
-    tasks = [make_service_task(*i.split("/")[:3], int(i.split("/")[3])) for i in task_ids(domain, 12)]
+    tasks = [service_task_from_id(task_id) for task_id in task_ids(domain, 12)]
     outcomes = [goal.outcome for task in tasks for goal in task.goals]
     shares = {outcome: outcomes.count(outcome) / len(outcomes) for outcome in ("write", "refuse", "inform")}
     assert shares["write"] > 0.35, shares

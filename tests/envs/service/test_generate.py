@@ -15,7 +15,7 @@ from orchestra_envs.service.generate import (
     rejections,
     service_task_from_id,
 )
-from orchestra_envs.service.goals import Fact
+from orchestra_envs.service.goals import Domain, Fact
 
 SHOP = DOMAINS["shop"]
 
@@ -91,12 +91,12 @@ def test_one_sentence_for_two_facts(monkeypatch):
 def test_an_argument_that_does_not_matter(monkeypatch):
     """The e-mail address is stored in lower case: its case does not matter, any other letter does."""
 
-    def alternatives(world, argument, value):
+    def other_values(domain, world, argument, value):
         return [value.upper()] if argument == "email" else []
 
     goals = {"change_email": SHOP.goals["change_email"]}
-    loose = replace(SHOP, goals=goals, changeable=(), alternatives=alternatives)
-    monkeypatch.setitem(generate.DOMAINS, "shop", loose)
+    monkeypatch.setattr(Domain, "other_values", other_values)
+    monkeypatch.setitem(generate.DOMAINS, "shop", replace(SHOP, goals=goals, changeable=()))
     found = set()
     for number in range(10):
         with pytest.raises(RejectedError) as error:

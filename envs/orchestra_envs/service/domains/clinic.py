@@ -11,17 +11,7 @@ from typing import Any
 
 from orchestra_envs.service.domains import people
 from orchestra_envs.service.domains.people import days, said
-from orchestra_envs.service.goals import (
-    Domain,
-    Fact,
-    Goal,
-    GoalWriter,
-    Person,
-    call,
-    column,
-    policy_text,
-    references,
-)
+from orchestra_envs.service.goals import Domain, Fact, Goal, GoalWriter, Person, call, column, policy_text, references
 from orchestra_envs.service.world import World, cents_of, day_of, new_id, service_tool, show, usd, world_of
 from orchestra_envs.tools import CallContext, ToolArgumentError
 
@@ -52,7 +42,7 @@ DRUGS = ("Alvetin", "Borazol", "Cindrine", "Domexal", "Evoprin", "Fentolis", "Ga
 TIMES = ("08:20", "09:10", "09:50", "10:40", "11:30", "13:20", "14:10", "15:50", "16:40")
 LATE_CHANGE_DAYS, FEE_CENTS, PREMIUM_FEE_CENTS = 2, 2500, 1000
 EARLY_REFILL_DAYS, PICKUP_DAYS = 5, 2
-SHARE, PREMIUM_SHARE = 60, 20  # percent
+SHARE_PERCENT, PREMIUM_SHARE_PERCENT = 60, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,10 +378,9 @@ def _book(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     patient = world.tables[Patient][person.id]
     for doctor in world.rows(Doctor):
         start = world.today + days(rng.randint(2, 15))
-        slots = _free_slots(world, doctor.id, start)
-        if not slots or (len(slots) > 1 and slots[1].day == slots[0].day and slots[1].time == slots[0].time):
+        slot = _earliest(world, doctor.id, start)
+        if slot is None:
             continue
-        slot = slots[0]
         goal = partial(
             Goal,
             kind="book_appointment",
@@ -443,12 +432,7 @@ def _without_referral(world: World, doctor: Doctor, goal: GoalWriter) -> Goal:
         outcome="refuse",
         reads=tuple(reads),
         tells=(
-            Fact(
-                "date",
-                first.isoformat(),
-                "On which day is a general practitioner free first?",
-                tuple(sorted({slot.day.isoformat() for slot in slots})),
-            ),
+            Fact.day(first, "On which day is a general practitioner free first?", sorted({slot.day for slot in slots})),
         ),
         reports=(
             f"I am sorry, I cannot book Doctor {doctor.name} without a referral for {doctor.specialty}. The first "
@@ -459,6 +443,17 @@ def _without_referral(world: World, doctor: Doctor, goal: GoalWriter) -> Goal:
     )
 
 
+def _earliest(world: World, doctor_id: str, from_day: dt.date) -> Slot | None:
+    """A doctor's first free slot; None if there is none, or two at the same time."""
+    slots = _free_slots(world, doctor_id, from_day)
+    times = [(slot.day, slot.time) for slot in slots[:2]]
+    return slots[0] if len(set(times)) == len(times) > 0 else None
+
+
+def _booked_of(world: World, person: Person) -> list[Appointment]:
+    return world.rows(Appointment, patient_id=person.id, status="booked")
+
+
 def _fee_cents(world: World, person: Person, appointment: Appointment) -> int:
     if (appointment.day - world.today).days > LATE_CHANGE_DAYS:
         return 0
@@ -466,16 +461,15 @@ def _fee_cents(world: World, person: Person, appointment: Appointment) -> int:
 
 
 def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
-    for appointment in world.rows(Appointment, patient_id=person.id, status="booked"):
+    for appointment in _booked_of(world, person):
         start = appointment.day + days(rng.randint(1, 8))
-        slots = _free_slots(world, appointment.doctor_id, start)
-        if not slots or (len(slots) > 1 and slots[1].day == slots[0].day and slots[1].time == slots[0].time):
+        slot, fee_cents = _earliest(world, appointment.doctor_id, start), _fee_cents(world, person, appointment)
+        if slot is None:
             continue
-        slot, fee = slots[0], _fee_cents(world, person, appointment)
-        cost = f"for a fee of {usd(fee)}" if fee else "without a fee"
-        arguments = {"appointment_id": appointment.id, "slot_id": slot.id, "fee_usd": fee / 100}
+        cost = f"for a fee of {usd(fee_cents)}" if fee_cents else "without a fee"
+        arguments = {"appointment_id": appointment.id, "slot_id": slot.id, "fee_usd": fee_cents / 100}
         tells = [Fact.day(slot.day, "What is the new day?")]
-        tells += [Fact.amount(fee, "What does moving it cost?")] if fee else []
+        tells += [Fact.amount(fee_cents, "What does moving it cost?")] if fee_cents else []
         yield Goal(
             kind="move_appointment",
             outcome="write",
@@ -502,10 +496,10 @@ def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
 
 
 def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
-    for appointment in world.rows(Appointment, patient_id=person.id, status="booked"):
-        fee = _fee_cents(world, person, appointment)
-        cost = f"for a fee of {usd(fee)}" if fee else "without a fee"
-        arguments = {"appointment_id": appointment.id, "fee_usd": fee / 100}
+    for appointment in _booked_of(world, person):
+        fee_cents = _fee_cents(world, person, appointment)
+        cost = f"for a fee of {usd(fee_cents)}" if fee_cents else "without a fee"
+        arguments = {"appointment_id": appointment.id, "fee_usd": fee_cents / 100}
         yield Goal(
             kind="cancel_appointment",
             outcome="write",
@@ -517,7 +511,7 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             known={"appointment": appointment.id},
             reads=(call("get_appointment", appointment_id=appointment.id),),
             writes=(call("cancel_appointment", **arguments),),
-            tells=(Fact.amount(fee, "What does cancelling cost?"),) if fee else (),
+            tells=(Fact.amount(fee_cents, "What does cancelling cost?"),) if fee_cents else (),
             proposal=f"cancel appointment {appointment.id} {cost}",
             reports=(
                 f"Appointment {appointment.id} has been cancelled {cost}.",
@@ -545,14 +539,7 @@ def _refill(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             needs=references(prescription),
         )
         if world.today < first:
-            yield goal(
-                outcome="refuse",
-                tells=(Fact.day(first, f"From which day on can I have {drug}?"),),
-                reports=(
-                    f"I am sorry, I cannot refill {drug} yet; the first possible day is {said(first)}.",
-                    f"It is not possible to refill {drug} before {first.isoformat()}.",
-                ),
-            )
+            yield _too_early(drug, first, goal)
             continue
         pickup = world.today + days(PICKUP_DAYS)
         arguments = {"prescription_id": prescription.id, "pickup_day": pickup.isoformat()}
@@ -568,11 +555,22 @@ def _refill(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         )
 
 
+def _too_early(drug: str, first: dt.date, goal: GoalWriter) -> Goal:
+    return goal(
+        outcome="refuse",
+        tells=(Fact.day(first, f"From which day on can I have {drug}?"),),
+        reports=(
+            f"I am sorry, I cannot refill {drug} yet; the first possible day is {said(first)}.",
+            f"It is not possible to refill {drug} before {first.isoformat()}.",
+        ),
+    )
+
+
 def _share(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     patient = world.tables[Patient][person.id]
-    for appointment in world.rows(Appointment, patient_id=person.id, status="booked"):
+    for appointment in _booked_of(world, person):
         doctor = world.tables[Doctor][appointment.doctor_id]
-        share = doctor.fee_cents * (PREMIUM_SHARE if patient.premium else SHARE) // 100
+        share_cents = doctor.fee_cents * (PREMIUM_SHARE_PERCENT if patient.premium else SHARE_PERCENT) // 100
         yield Goal(
             kind="own_share",
             outcome="inform",
@@ -585,10 +583,10 @@ def _share(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
                 call("get_appointment", appointment_id=appointment.id),
                 call("list_doctors", specialty=doctor.specialty),
             ),
-            tells=(Fact.amount(share, "How much do I have to pay myself?"),),
+            tells=(Fact.amount(share_cents, "How much do I have to pay myself?"),),
             reports=(
-                f"Your own share for {appointment.id} is {usd(share)}.",
-                f"For this appointment you pay {usd(share)} yourself.",
+                f"Your own share for {appointment.id} is {usd(share_cents)}.",
+                f"For this appointment you pay {usd(share_cents)} yourself.",
             ),
             needs=references(appointment, doctor),
         )
@@ -596,9 +594,7 @@ def _share(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
 
 def _change_phone(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     old = world.tables[Patient][person.id].phone
-    for new in {people.phone(rng): None, people.phone(rng): None}:
-        if new == old:
-            continue
+    for new in people.new_values(lambda: people.phone(rng), old):
         yield Goal(
             kind="change_phone",
             outcome="write",
@@ -621,7 +617,7 @@ def _cheapest_doctor(world: World, person: Person, rng: random.Random) -> Iterat
         first, second = doctors[:2]
         if first.fee_cents == second.fee_cents:
             continue
-        saved = second.fee_cents - first.fee_cents
+        saved_cents = second.fee_cents - first.fee_cents
         yield Goal(
             kind="cheapest_doctor",
             outcome="inform",
@@ -633,11 +629,11 @@ def _cheapest_doctor(world: World, person: Person, rng: random.Random) -> Iterat
             reads=(call("list_doctors", specialty=specialty),),
             tells=(
                 Fact("name", first.name, f"Which doctor of {specialty} is it?", names),
-                Fact.amount(saved, "By how much is the fee lower?"),
+                Fact.amount(saved_cents, "By how much is the fee lower?"),
             ),
             reports=(
-                f"Doctor {first.name} has the lower fee, by {usd(saved)}.",
-                f"It is Doctor {first.name}; the difference is {usd(saved)}.",
+                f"Doctor {first.name} has the lower fee, by {usd(saved_cents)}.",
+                f"It is Doctor {first.name}; the difference is {usd(saved_cents)}.",
             ),
             needs=references(*doctors),
             needs_identity=False,

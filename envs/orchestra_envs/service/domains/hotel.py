@@ -11,17 +11,7 @@ from typing import Any, Literal
 
 from orchestra_envs.service.domains import people
 from orchestra_envs.service.domains.people import days, said
-from orchestra_envs.service.goals import (
-    Domain,
-    Fact,
-    Goal,
-    GoalWriter,
-    Person,
-    call,
-    column,
-    policy_text,
-    references,
-)
+from orchestra_envs.service.goals import Domain, Fact, Goal, GoalWriter, Person, call, column, policy_text, references
 from orchestra_envs.service.world import World, cents_of, day_of, new_id, service_tool, show, usd, world_of
 from orchestra_envs.tools import CallContext, ToolArgumentError
 
@@ -59,7 +49,7 @@ ROOM_NAMES = (
     "Tower Suite",
     "Roof Terrace Suite",
 )
-SAVER_DISCOUNT = 20  # percent
+SAVER_DISCOUNT_PERCENT = 20
 FREE_CANCEL_DAYS, LATE_MOVE_DAYS, LATE_MOVE_CENTS, BREAKFAST_CENTS = 3, 7, 1500, 1400
 CALENDAR_DAYS, MAX_NIGHTS = 90, 30
 
@@ -369,17 +359,26 @@ def _random_booking(
     rate = rng.choice(("flexible", "flexible", "saver"))
     paid = nights * (room.nightly_price_cents - rng.choice((0, 500, 1000)))
     if rate == "saver":
-        paid = paid * (100 - SAVER_DISCOUNT) // 100
+        paid = paid * (100 - SAVER_DISCOUNT_PERCENT) // 100
     return Booking(booking_id, guest.id, room.id, arrival, nights, rng.randint(1, room.beds), rate, paid)
 
 
 # The goals.
 
 
+def _booked_of(world: World, person: Person) -> list[Booking]:
+    return world.rows(Booking, guest_id=person.id, status="booked")
+
+
+def _stay(room: RoomType, arrival: dt.date, nights: int) -> dict[str, Any]:
+    """A stay as the arguments of tools."""
+    return {"room_id": room.id, "arrival": arrival.isoformat(), "nights": nights}
+
+
 def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
-    for booking in world.rows(Booking, guest_id=person.id, status="booked"):
+    for booking in _booked_of(world, person):
         early = (booking.arrival - world.today).days >= FREE_CANCEL_DAYS
-        refund = booking.total_cents if early else booking.total_cents - booking.total_cents // booking.nights
+        refund_cents = booking.total_cents if early else booking.total_cents - booking.total_cents // booking.nights
         goal = partial(
             Goal,
             kind="cancel_booking",
@@ -397,15 +396,15 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         if booking.rate == "saver":
             yield _saver_refused(world, booking, "cancel", goal)
             continue
-        arguments = {"booking_id": booking.id, "refund_usd": refund / 100}
+        arguments = {"booking_id": booking.id, "refund_usd": refund_cents / 100}
         yield goal(
             outcome="write",
             writes=(call("cancel_booking", **arguments),),
-            tells=(Fact.amount(refund, "How much do I get back?"),),
-            proposal=f"cancel booking {booking.id} and pay back {usd(refund)}",
+            tells=(Fact.amount(refund_cents, "How much do I get back?"),),
+            proposal=f"cancel booking {booking.id} and pay back {usd(refund_cents)}",
             reports=(
-                f"Booking {booking.id} has been cancelled and {usd(refund)} will be paid back.",
-                f"I have cancelled {booking.id}. You get {usd(refund)} back.",
+                f"Booking {booking.id} has been cancelled and {usd(refund_cents)} will be paid back.",
+                f"I have cancelled {booking.id}. You get {usd(refund_cents)} back.",
             ),
         )
 
@@ -425,11 +424,11 @@ def _saver_refused(world: World, booking: Booking, what: str, goal: GoalWriter) 
 
 
 def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
-    for booking in world.rows(Booking, guest_id=person.id, status="booked"):
+    for booking in _booked_of(world, person):
         room = world.tables[RoomType][booking.room_id]
         wished = booking.arrival + days(rng.randint(2, 25))
-        fee = LATE_MOVE_CENTS if (booking.arrival - world.today).days < LATE_MOVE_DAYS else 0
-        total = booking.nights * room.nightly_price_cents + fee
+        fee_cents = LATE_MOVE_CENTS if (booking.arrival - world.today).days < LATE_MOVE_DAYS else 0
+        total_cents = booking.nights * room.nightly_price_cents + fee_cents
         goal = partial(
             Goal,
             kind="move_booking",
@@ -444,7 +443,7 @@ def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             known={"booking": booking.id, "day": said(wished)},
             needs=references(booking),
         )
-        stay = {"room_id": room.id, "arrival": wished.isoformat(), "nights": booking.nights}
+        stay = _stay(room, wished, booking.nights)
         reads = (call("get_booking", booking_id=booking.id),)
         if booking.rate == "saver":
             yield _saver_refused(world, booking, "move", partial(goal, reads=reads))
@@ -453,15 +452,15 @@ def _move(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
         if not _is_free(room, wished, booking.nights):
             yield _full(room, booking, _next_free(room, wished, booking.nights), goal)
             continue
-        arguments = {"booking_id": booking.id, "arrival": wished.isoformat(), "total_usd": total / 100}
+        arguments = {"booking_id": booking.id, "arrival": wished.isoformat(), "total_usd": total_cents / 100}
         yield goal(
             outcome="write",
             writes=(call("move_booking", **arguments),),
-            tells=(Fact.amount(total, "What is the new total?"),),
-            proposal=f"move booking {booking.id} to {said(wished)} for a total of {usd(total)}",
+            tells=(Fact.amount(total_cents, "What is the new total?"),),
+            proposal=f"move booking {booking.id} to {said(wished)} for a total of {usd(total_cents)}",
             reports=(
-                f"Booking {booking.id} has been moved to {said(wished)}; the total is {usd(total)}.",
-                f"I have moved it to {wished.isoformat()}, for {usd(total)} altogether.",
+                f"Booking {booking.id} has been moved to {said(wished)}; the total is {usd(total_cents)}.",
+                f"I have moved it to {wished.isoformat()}, for {usd(total_cents)} altogether.",
             ),
         )
 
@@ -480,16 +479,16 @@ def _full(room: RoomType, booking: Booking, free: dt.date, goal: GoalWriter) -> 
 
 def _upgrade(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     gold = world.tables[Guest][person.id].gold
-    for booking in world.rows(Booking, guest_id=person.id, status="booked"):
+    for booking in _booked_of(world, person):
         old = world.tables[RoomType][booking.room_id]
         for new in world.rows(RoomType):
-            difference = new.nightly_price_cents - old.nightly_price_cents
-            is_offered = difference > 0 and new.beds >= booking.guests
+            difference_cents = new.nightly_price_cents - old.nightly_price_cents
+            is_offered = difference_cents > 0 and new.beds >= booking.guests
             if not is_offered or not _is_free(new, booking.arrival, booking.nights):
                 continue
-            surcharge = booking.nights * difference // (2 if gold else 1)
-            arguments = {"booking_id": booking.id, "room_id": new.id, "surcharge_usd": surcharge / 100}
-            stay = {"room_id": new.id, "arrival": booking.arrival.isoformat(), "nights": booking.nights}
+            surcharge_cents = booking.nights * difference_cents // (2 if gold else 1)
+            arguments = {"booking_id": booking.id, "room_id": new.id, "surcharge_usd": surcharge_cents / 100}
+            stay, surcharge = _stay(new, booking.arrival, booking.nights), usd(surcharge_cents)
             yield Goal(
                 kind="change_room",
                 outcome="write",
@@ -505,20 +504,20 @@ def _upgrade(world: World, person: Person, rng: random.Random) -> Iterator[Goal]
                     call("check_availability", **stay),
                 ),
                 writes=(call("change_room", **arguments),),
-                tells=(Fact.amount(surcharge, "What do I pay on top?"),),
-                proposal=f"change booking {booking.id} to the {new.name} for {usd(surcharge)} more",
+                tells=(Fact.amount(surcharge_cents, "What do I pay on top?"),),
+                proposal=f"change booking {booking.id} to the {new.name} for {surcharge} more",
                 reports=(
-                    f"Booking {booking.id} has been changed to the {new.name}; the surcharge is {usd(surcharge)}.",
-                    f"I have changed the room to the {new.name}, for {usd(surcharge)} on top.",
+                    f"Booking {booking.id} has been changed to the {new.name}; the surcharge is {surcharge}.",
+                    f"I have changed the room to the {new.name}, for {surcharge} on top.",
                 ),
             )
 
 
 def _breakfast(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     gold = world.tables[Guest][person.id].gold
-    for booking in world.rows(Booking, guest_id=person.id, status="booked"):
-        charge = 0 if gold else booking.nights * booking.guests * BREAKFAST_CENTS
-        cost = f"for {usd(charge)}" if charge else "at no charge"
+    for booking in _booked_of(world, person):
+        charge_cents = 0 if gold else booking.nights * booking.guests * BREAKFAST_CENTS
+        cost = f"for {usd(charge_cents)}" if charge_cents else "at no charge"
         yield Goal(
             kind="breakfast",
             outcome="write",
@@ -529,8 +528,8 @@ def _breakfast(world: World, person: Person, rng: random.Random) -> Iterator[Goa
             vague="I would like breakfast with one of my stays.",
             known={"booking": booking.id},
             reads=(call("get_booking", booking_id=booking.id),),
-            writes=(call("add_breakfast", booking_id=booking.id, charge_usd=charge / 100),),
-            tells=(Fact.amount(charge, "What does breakfast cost?"),) if charge else (),
+            writes=(call("add_breakfast", booking_id=booking.id, charge_usd=charge_cents / 100),),
+            tells=(Fact.amount(charge_cents, "What does breakfast cost?"),) if charge_cents else (),
             proposal=f"add breakfast to booking {booking.id} {cost}",
             reports=(
                 f"Breakfast has been added to booking {booking.id} {cost}.",
@@ -544,9 +543,10 @@ def _new_booking(world: World, person: Person, rng: random.Random) -> Iterator[G
         nights, guests = rng.randint(2, 7), rng.randint(1, room.beds)
         rate = rng.choice(("flexible", "saver"))
         arrival = _next_free(room, world.today + days(rng.randint(3, 70)), nights)
-        total = nights * room.nightly_price_cents * (100 - SAVER_DISCOUNT if rate == "saver" else 100) // 100
-        stay = {"room_id": room.id, "arrival": arrival.isoformat(), "nights": nights}
-        booking = stay | {"guest_id": person.id, "guests": guests, "rate": rate, "total_usd": total / 100}
+        percent = 100 - SAVER_DISCOUNT_PERCENT if rate == "saver" else 100
+        total_cents = nights * room.nightly_price_cents * percent // 100
+        stay = _stay(room, arrival, nights)
+        booking = stay | {"guest_id": person.id, "guests": guests, "rate": rate, "total_usd": total_cents / 100}
         people_words = "one person" if guests == 1 else f"{guests} people"
         yield Goal(
             kind="new_booking",
@@ -567,11 +567,11 @@ def _new_booking(world: World, person: Person, rng: random.Random) -> Iterator[G
             },
             reads=(call("list_room_types"), call("check_availability", **stay)),
             writes=(call("create_booking", **booking),),
-            tells=(Fact.amount(total, "What is the total of the new stay?"),),
-            proposal=f"book the {room.name} for {nights} nights from {said(arrival)} for {usd(total)}",
+            tells=(Fact.amount(total_cents, "What is the total of the new stay?"),),
+            proposal=f"book the {room.name} for {nights} nights from {said(arrival)} for {usd(total_cents)}",
             reports=(
-                f"The {room.name} has been booked; the total is {usd(total)}.",
-                f"I have booked your stay in the {room.name}, {usd(total)} altogether.",
+                f"The {room.name} has been booked; the total is {usd(total_cents)}.",
+                f"I have booked your stay in the {room.name}, {usd(total_cents)} altogether.",
             ),
             needs=references(room),
         )
@@ -582,7 +582,7 @@ def _cheapest_room(world: World, person: Person, rng: random.Random) -> Iterator
         nights = rng.randint(2, 9)
         rooms = [room for room in world.rows(RoomType) if room.beds >= beds]
         room = min(rooms, key=lambda room: room.nightly_price_cents)
-        total = nights * room.nightly_price_cents
+        total_cents = nights * room.nightly_price_cents
         yield Goal(
             kind="cheapest_room",
             outcome="inform",
@@ -596,11 +596,11 @@ def _cheapest_room(world: World, person: Person, rng: random.Random) -> Iterator
             reads=(call("list_room_types"),),
             tells=(
                 Fact("name", room.name, "Which room is it?", ROOM_NAMES),
-                Fact.amount(total, "What do all those nights cost?"),
+                Fact.amount(total_cents, "What do all those nights cost?"),
             ),
             reports=(
-                f"The {room.name} is the cheapest; {nights} nights cost {usd(total)}.",
-                f"That is the {room.name}, for {usd(total)} altogether.",
+                f"The {room.name} is the cheapest; {nights} nights cost {usd(total_cents)}.",
+                f"That is the {room.name}, for {usd(total_cents)} altogether.",
             ),
             needs=references(room),
             needs_identity=False,
@@ -608,8 +608,8 @@ def _cheapest_room(world: World, person: Person, rng: random.Random) -> Iterator
 
 
 def _stays_total(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
-    bookings = world.rows(Booking, guest_id=person.id, status="booked")
-    total = sum(booking.total_cents for booking in bookings)
+    bookings = _booked_of(world, person)
+    total_cents = sum(booking.total_cents for booking in bookings)
     yield Goal(
         kind="stays_total",
         outcome="inform",
@@ -618,16 +618,14 @@ def _stays_total(world: World, person: Person, rng: random.Random) -> Iterator[G
             "Tell me the sum of the totals of all stays that I have booked so far, please.",
         ),
         reads=(call("list_bookings", guest_id=person.id),),
-        tells=(Fact.amount(total, "What do my stays cost altogether?"),),
-        reports=(f"Your stays cost {usd(total)} altogether.", f"The sum of your bookings is {usd(total)}."),
+        tells=(Fact.amount(total_cents, "What do my stays cost altogether?"),),
+        reports=(f"Your stays cost {usd(total_cents)} altogether.", f"The sum of your bookings is {usd(total_cents)}."),
         needs=references(*bookings),
     )
 
 
 def _change_email(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
-    for new in {people.email_of(rng, person.name): None, people.email_of(rng, person.name): None}:
-        if new == person.known["email"]:
-            continue
+    for new in people.new_values(lambda: people.email_of(rng, person.name), person.known["email"]):
         yield Goal(
             kind="change_guest_email",
             outcome="write",

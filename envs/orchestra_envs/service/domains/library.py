@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,16 +12,7 @@ from typing import Any
 from orchestra_envs.parse import ToolCall
 from orchestra_envs.service.domains import people
 from orchestra_envs.service.domains.people import days, said
-from orchestra_envs.service.goals import (
-    Domain,
-    Fact,
-    Goal,
-    Person,
-    call,
-    column,
-    policy_text,
-    references,
-)
+from orchestra_envs.service.goals import Domain, Fact, Goal, GoalWriter, Person, call, column, policy_text, references
 from orchestra_envs.service.world import World, cents_of, day_of, has_words, new_id, service_tool, show, usd, world_of
 from orchestra_envs.tools import CallContext, ToolArgumentError
 
@@ -369,15 +360,7 @@ def _renew(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             needs=references(loan),
         )
         if loan.renewals >= limit or title.waiting:
-            why = "somebody is waiting for it" if title.waiting else "it has been renewed too often"
-            yield goal(
-                outcome="refuse",
-                tells=(Fact.day(loan.due, f'When is "{title.name}" due?', dues),),
-                reports=(
-                    f'I am sorry, I cannot renew "{title.name}": {why}. The due date is {said(loan.due)}.',
-                    f'It is not possible to renew "{title.name}", as {why}; due on {loan.due.isoformat()}.',
-                ),
-            )
+            yield _not_renewed(loan, title, dues, goal)
             continue
         yield goal(
             outcome="write",
@@ -389,6 +372,18 @@ def _renew(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
                 f'I have renewed "{title.name}": the new due date is {due.isoformat()}.',
             ),
         )
+
+
+def _not_renewed(loan: Loan, title: Title, dues: Sequence[dt.date], goal: GoalWriter) -> Goal:
+    why = "somebody is waiting for it" if title.waiting else "it has been renewed too often"
+    return goal(
+        outcome="refuse",
+        tells=(Fact.day(loan.due, f'When is "{title.name}" due?', dues),),
+        reports=(
+            f'I am sorry, I cannot renew "{title.name}": {why}. The due date is {said(loan.due)}.',
+            f'It is not possible to renew "{title.name}", as {why}; due on {loan.due.isoformat()}.',
+        ),
+    )
 
 
 def _reserve(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
@@ -415,14 +410,7 @@ def _reserve(world: World, person: Person, rng: random.Random) -> Iterator[Goal]
             needs=references(title),
         )
         if title.kind == "reference":
-            yield goal(
-                outcome="refuse",
-                tells=(Fact("name", title.shelf, f'On which shelf is "{title.name}"?', shelves),),
-                reports=(
-                    f'I am sorry, I cannot reserve "{title.name}": it is a reference work, on shelf {title.shelf}.',
-                    f'"{title.name}" is read in the house and not possible to reserve; the shelf is {title.shelf}.',
-                ),
-            )
+            yield _reference_title(title, shelves, goal)
             continue
         arguments = {"card_number": person.id, "title_id": title.id, "branch": branch}
         yield goal(
@@ -435,6 +423,17 @@ def _reserve(world: World, person: Person, rng: random.Random) -> Iterator[Goal]
                 f'I have reserved "{title.name}" for {branch}, probably from {expected.isoformat()} on.',
             ),
         )
+
+
+def _reference_title(title: Title, shelves: tuple[str, ...], goal: GoalWriter) -> Goal:
+    return goal(
+        outcome="refuse",
+        tells=(Fact("name", title.shelf, f'On which shelf is "{title.name}"?', shelves),),
+        reports=(
+            f'I am sorry, I cannot reserve "{title.name}": it is a reference work, on shelf {title.shelf}.',
+            f'"{title.name}" is read in the house and not possible to reserve; the shelf is {title.shelf}.',
+        ),
+    )
 
 
 def _reservations(world: World, person: Person) -> Iterator[tuple[Reservation, Title, tuple[ToolCall, ...]]]:
@@ -494,8 +493,8 @@ def _move_reservation(world: World, person: Person, rng: random.Random) -> Itera
 def _lost(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     student = world.tables[Member][person.id].student
     for loan, title in _loans(world, person):
-        charge = title.replacement_price_cents + (0 if student else LOST_FEE_CENTS)
-        arguments = {"loan_id": loan.id, "charge_usd": charge / 100}
+        charge_cents = title.replacement_price_cents + (0 if student else LOST_FEE_CENTS)
+        arguments = {"loan_id": loan.id, "charge_usd": charge_cents / 100}
         yield Goal(
             kind="report_lost",
             outcome="write",
@@ -507,17 +506,17 @@ def _lost(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             known={"title": f'"{title.name}"'},
             reads=_loan_reads(person, title),
             writes=(call("report_lost", **arguments),),
-            tells=(Fact.amount(charge, f'What do I pay for "{title.name}"?'),),
-            proposal=f'enter "{title.name}" as lost, for a charge of {usd(charge)}',
+            tells=(Fact.amount(charge_cents, f'What do I pay for "{title.name}"?'),),
+            proposal=f'enter "{title.name}" as lost, for a charge of {usd(charge_cents)}',
             reports=(
-                f'"{title.name}" has been entered as lost; the charge is {usd(charge)}.',
-                f'I have entered the loss of "{title.name}", you pay {usd(charge)}.',
+                f'"{title.name}" has been entered as lost; the charge is {usd(charge_cents)}.',
+                f'I have entered the loss of "{title.name}", you pay {usd(charge_cents)}.',
             ),
         )
 
 
 def _pay(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
-    fines = world.tables[Member][person.id].fines_cents
+    fines_cents = world.tables[Member][person.id].fines_cents
     yield Goal(
         kind="pay_fine",
         outcome="write",
@@ -525,10 +524,13 @@ def _pay(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             "I would like to pay the fines that are in my record. Please do it and tell me the amount.",
             "Please take what I have to pay in entered fines from my card, and tell me how much it was.",
         ),
-        writes=(call("pay_fine", card_number=person.id, amount_usd=fines / 100),),
-        tells=(Fact.amount(fines, "How much were the fines in my record?"),),
-        proposal=f"take the fines of {usd(fines)} from your card",
-        reports=(f"The fines of {usd(fines)} have been paid.", f"I have booked the payment of {usd(fines)}."),
+        writes=(call("pay_fine", card_number=person.id, amount_usd=fines_cents / 100),),
+        tells=(Fact.amount(fines_cents, "How much were the fines in my record?"),),
+        proposal=f"take the fines of {usd(fines_cents)} from your card",
+        reports=(
+            f"The fines of {usd(fines_cents)} have been paid.",
+            f"I have booked the payment of {usd(fines_cents)}.",
+        ),
     )
 
 
@@ -536,8 +538,8 @@ def _owed(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     member = world.tables[Member][person.id]
     loans = world.rows(Loan, member_id=person.id, status="open")
     late_days = [max(0, (world.today - loan.due).days) for loan in loans]
-    running = sum(min(late * FINE_CENTS_PER_DAY, MAX_RUNNING_FINE_CENTS) for late in late_days)
-    total = member.fines_cents + running
+    running_cents = sum(min(late * FINE_CENTS_PER_DAY, MAX_RUNNING_FINE_CENTS) for late in late_days)
+    total_cents = member.fines_cents + running_cents
     yield Goal(
         kind="amount_owed",
         outcome="inform",
@@ -546,9 +548,9 @@ def _owed(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             "Tell me what I owe altogether today, the running fines for overdue loans included.",
         ),
         reads=(call("list_loans", card_number=person.id),),
-        tells=(Fact.amount(total, "How much do I owe altogether?"),),
-        reports=(f"You owe {usd(total)} altogether.", f"The sum of all your fines is {usd(total)} today."),
-        needs=references(member, *(loans if running else ())),
+        tells=(Fact.amount(total_cents, "How much do I owe altogether?"),),
+        reports=(f"You owe {usd(total_cents)} altogether.", f"The sum of all your fines is {usd(total_cents)} today."),
+        needs=references(member, *(loans if running_cents else ())),
     )
 
 

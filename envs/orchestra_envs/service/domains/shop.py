@@ -12,17 +12,7 @@ from typing import Any, Literal
 from orchestra_envs.parse import ToolCall
 from orchestra_envs.service.domains import people
 from orchestra_envs.service.domains.people import days, said
-from orchestra_envs.service.goals import (
-    Domain,
-    Fact,
-    Goal,
-    GoalWriter,
-    Person,
-    call,
-    column,
-    policy_text,
-    references,
-)
+from orchestra_envs.service.goals import Domain, Fact, Goal, GoalWriter, Person, call, column, policy_text, references
 from orchestra_envs.service.world import World, cents_of, has_words, service_tool, show, usd, world_of
 from orchestra_envs.tools import CallContext, ToolArgumentError
 
@@ -63,7 +53,7 @@ PRODUCTS = {
 }
 COLOURS = ("amber", "black", "cobalt", "green", "ivory", "red", "silver", "white")
 RETURN_DAYS, PLUS_RETURN_DAYS, ELECTRONICS_RETURN_DAYS = 30, 60, 14
-ELECTRONICS_FEE = 10  # percent
+ELECTRONICS_FEE_PERCENT = 10
 LATE_DAYS, CREDIT_CENTS_PER_DAY, MAX_CREDIT_CENTS = 3, 200, 2000
 
 
@@ -384,11 +374,14 @@ def _random_order(
 # The goals.
 
 
+def _total_cents(order: Order) -> int:
+    return sum(line.quantity * line.unit_price_cents for line in order.lines)
+
+
 def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     for order in world.rows(Order, customer_id=person.id):
         reason = rng.choice(list(REASONS))
-        total = sum(line.quantity * line.unit_price_cents for line in order.lines)
-        refused = order.status == "shipped"
+        total_cents = _total_cents(order)
         if order.status not in ("processing", "shipped"):
             continue
         words = REASONS[reason]
@@ -406,18 +399,18 @@ def _cancel(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             reads=(call("get_order", order_id=order.id),),
             needs=references(order),
         )
-        if refused:
+        if order.status == "shipped":
             yield _too_late_for_changes(world, order, "cancel it", goal)
             continue
-        arguments = {"order_id": order.id, "reason": reason, "refund_usd": total / 100}
+        arguments = {"order_id": order.id, "reason": reason, "refund_usd": total_cents / 100}
         yield goal(
             outcome="write",
             writes=(call("cancel_order", **arguments),),
-            tells=(Fact.amount(total, "How much do I get back for the cancelled order?"),),
-            proposal=f"cancel order {order.id} and pay back {usd(total)}",
+            tells=(Fact.amount(total_cents, "How much do I get back for the cancelled order?"),),
+            proposal=f"cancel order {order.id} and pay back {usd(total_cents)}",
             reports=(
-                f"Order {order.id} has been cancelled and you get {usd(total)} back.",
-                f"I have cancelled {order.id}; the refund is {usd(total)}.",
+                f"Order {order.id} has been cancelled and you get {usd(total_cents)} back.",
+                f"I have cancelled {order.id}; the refund is {usd(total_cents)}.",
             ),
         )
 
@@ -444,12 +437,12 @@ def _return(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     customer = world.tables[Customer][person.id]
     for order, line, product in _delivered_lines(world, person):
         if product.category == "electronics":
-            window, fee = ELECTRONICS_RETURN_DAYS, ELECTRONICS_FEE
+            window_days, fee_percent = ELECTRONICS_RETURN_DAYS, ELECTRONICS_FEE_PERCENT
         else:
-            window, fee = (PLUS_RETURN_DAYS if customer.plus else RETURN_DAYS), 0
+            window_days, fee_percent = (PLUS_RETURN_DAYS if customer.plus else RETURN_DAYS), 0
         assert order.delivered is not None
-        last_day = order.delivered + days(window)
-        refund = line.quantity * line.unit_price_cents * (100 - fee) // 100
+        last_day = order.delivered + days(window_days)
+        refund_cents = line.quantity * line.unit_price_cents * (100 - fee_percent) // 100
         goal = partial(
             Goal,
             kind="return_item",
@@ -465,34 +458,37 @@ def _return(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             needs=references(order),
         )
         if world.today > last_day:
-            yield goal(
-                outcome="refuse",
-                tells=(Fact.day(last_day, "Until which day could I have returned it?"),),
-                reports=(
-                    f"I am sorry, I cannot take the {product.name} back: the last day for a return was "
-                    f"{said(last_day)}.",
-                    f"It is not possible to return the {product.name} any more; that ended on {last_day.isoformat()}.",
-                ),
-            )
+            yield _too_late_to_return(product, last_day, goal)
             continue
-        arguments = {"order_id": order.id, "product_id": product.id, "refund_usd": refund / 100}
+        arguments = {"order_id": order.id, "product_id": product.id, "refund_usd": refund_cents / 100}
         yield goal(
             outcome="write",
             writes=(call("return_item", **arguments),),
-            tells=(Fact.amount(refund, f"How much do I get back for the {product.name}?"),),
-            proposal=f"take the {product.name} of order {order.id} back and refund {usd(refund)}",
+            tells=(Fact.amount(refund_cents, f"How much do I get back for the {product.name}?"),),
+            proposal=f"take the {product.name} of order {order.id} back and refund {usd(refund_cents)}",
             reports=(
-                f"The return of the {product.name} is registered and {usd(refund)} will be paid back.",
-                f"I have registered the return; for the {product.name} you get {usd(refund)}.",
+                f"The return of the {product.name} is registered and {usd(refund_cents)} will be paid back.",
+                f"I have registered the return; for the {product.name} you get {usd(refund_cents)}.",
             ),
         )
+
+
+def _too_late_to_return(product: Product, last_day: dt.date, goal: GoalWriter) -> Goal:
+    return goal(
+        outcome="refuse",
+        tells=(Fact.day(last_day, "Until which day could I have returned it?"),),
+        reports=(
+            f"I am sorry, I cannot take the {product.name} back: the last day for a return was {said(last_day)}.",
+            f"It is not possible to return the {product.name} any more; that ended on {last_day.isoformat()}.",
+        ),
+    )
 
 
 def _exchange(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     for order, line, product in _delivered_lines(world, person):
         for new in world.rows(Product, category=product.category):
-            difference = line.quantity * (new.price_cents - line.unit_price_cents)
-            if new.id in {other.product_id for other in order.lines} or difference == 0:
+            difference_cents = line.quantity * (new.price_cents - line.unit_price_cents)
+            if new.id in {other.product_id for other in order.lines} or difference_cents == 0:
                 continue
             goal = partial(
                 Goal,
@@ -508,10 +504,12 @@ def _exchange(world: World, person: Person, rng: random.Random) -> Iterator[Goal
                 reads=(*_reads(order, product), call("find_products", words=new.name)),
                 needs=references(order, new),
             )
-            yield _exchanged(world, order, product, new, difference, goal)
+            yield _exchanged(world, order, product, new, difference_cents, goal)
 
 
-def _exchanged(world: World, order: Order, product: Product, new: Product, difference: int, goal: GoalWriter) -> Goal:
+def _exchanged(
+    world: World, order: Order, product: Product, new: Product, difference_cents: int, goal: GoalWriter
+) -> Goal:
     if new.restocked_on:
         others = [other.restocked_on for other in world.rows(Product) if other.restocked_on]
         return goal(
@@ -524,17 +522,19 @@ def _exchanged(world: World, order: Order, product: Product, new: Product, diffe
                 f"{new.restocked_on.isoformat()}.",
             ),
         )
-    words = f"{usd(difference)} more to pay" if difference > 0 else f"{usd(-difference)} paid back to you"
+    words = (
+        f"{usd(difference_cents)} more to pay" if difference_cents > 0 else f"{usd(-difference_cents)} paid back to you"
+    )
     arguments = {
         "order_id": order.id,
         "product_id": product.id,
         "new_product_id": new.id,
-        "difference_usd": difference / 100,
+        "difference_usd": difference_cents / 100,
     }
     return goal(
         outcome="write",
         writes=(call("exchange_item", **arguments),),
-        tells=(Fact.amount(abs(difference), "What is the difference in price?"),),
+        tells=(Fact.amount(abs(difference_cents), "What is the difference in price?"),),
         proposal=f"exchange the {product.name} of order {order.id} for the {new.name}, with {words}",
         reports=(
             f"The {product.name} has been exchanged for the {new.name}, with {words}.",
@@ -581,8 +581,8 @@ def _late_credit(world: World, person: Person, rng: random.Random) -> Iterator[G
     for order in world.rows(Order, customer_id=person.id, status="delivered"):
         assert order.delivered is not None
         late = (order.delivered - order.promised).days
-        credit = min(late * CREDIT_CENTS_PER_DAY, MAX_CREDIT_CENTS)
-        balance = customer.store_credit_cents + credit
+        credit_cents = min(late * CREDIT_CENTS_PER_DAY, MAX_CREDIT_CENTS)
+        balance_cents = customer.store_credit_cents + credit_cents
         goal = partial(
             Goal,
             kind="late_credit",
@@ -598,32 +598,34 @@ def _late_credit(world: World, person: Person, rng: random.Random) -> Iterator[G
             needs=references(order),
         )
         if late < LATE_DAYS:
-            yield goal(
-                outcome="refuse",
-                tells=(_promised(world, order, "For which day had it been promised?"),),
-                reports=(
-                    f"I am sorry, I cannot give compensation for {order.id}: it was promised for "
-                    f"{said(order.promised)} and was not late enough.",
-                    f"Compensation is not possible for {order.id}. The promised day was {order.promised.isoformat()}.",
-                ),
-            )
+            yield _not_late_enough(world, order, goal)
             continue
         yield goal(
             outcome="write",
-            writes=(call("add_store_credit", order_id=order.id, amount_usd=credit / 100),),
-            tells=(Fact.amount(balance, "What is my balance of store credit now?"),),
-            proposal=f"add {usd(credit)} of store credit for order {order.id}, which makes {usd(balance)}",
+            writes=(call("add_store_credit", order_id=order.id, amount_usd=credit_cents / 100),),
+            tells=(Fact.amount(balance_cents, "What is my balance of store credit now?"),),
+            proposal=f"add {usd(credit_cents)} of store credit for order {order.id}, which makes {usd(balance_cents)}",
             reports=(
-                f"I have added {usd(credit)}; your store credit is {usd(balance)} now.",
-                f"Your compensation has been entered, and the balance of your store credit is {usd(balance)}.",
+                f"I have added {usd(credit_cents)}; your store credit is {usd(balance_cents)} now.",
+                f"Your compensation has been entered, and the balance of your store credit is {usd(balance_cents)}.",
             ),
         )
 
 
+def _not_late_enough(world: World, order: Order, goal: GoalWriter) -> Goal:
+    return goal(
+        outcome="refuse",
+        tells=(_promised(world, order, "For which day had it been promised?"),),
+        reports=(
+            f"I am sorry, I cannot give compensation for {order.id}: it was promised for "
+            f"{said(order.promised)} and was not late enough.",
+            f"Compensation is not possible for {order.id}. The promised day was {order.promised.isoformat()}.",
+        ),
+    )
+
+
 def _change_email(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
-    for new in {people.email_of(rng, person.name): None, people.email_of(rng, person.name): None}:
-        if new == person.known["email"]:
-            continue
+    for new in people.new_values(lambda: people.email_of(rng, person.name), person.known["email"]):
         yield Goal(
             kind="change_email",
             outcome="write",
@@ -646,7 +648,7 @@ def _spending(world: World, person: Person, rng: random.Random) -> Iterator[Goal
     orders = world.rows(Order, customer_id=person.id)
     since = world.today - days(rng.randint(6, 40))
     recent = [order for order in orders if order.placed >= since and order.status != "cancelled"]
-    total = sum(line.quantity * line.unit_price_cents for order in recent for line in order.lines)
+    total_cents = sum(map(_total_cents, recent))
     if len(recent) >= 2:
         yield Goal(
             kind="spending",
@@ -657,10 +659,10 @@ def _spending(world: World, person: Person, rng: random.Random) -> Iterator[Goal
             ),
             known={"day": said(since)},
             reads=(call("list_orders", customer_id=person.id),),
-            tells=(Fact.amount(total, "What is the total of those orders?"),),
+            tells=(Fact.amount(total_cents, "What is the total of those orders?"),),
             reports=(
-                f"Your orders since then come to {usd(total)} altogether.",
-                f"The total of these orders is {usd(total)}.",
+                f"Your orders since then come to {usd(total_cents)} altogether.",
+                f"The total of these orders is {usd(total_cents)}.",
             ),
             needs=references(*orders),
         )
@@ -669,7 +671,7 @@ def _spending(world: World, person: Person, rng: random.Random) -> Iterator[Goal
 def _product_price(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     for product in world.rows(Product):
         quantity = rng.randint(2, 6)
-        total = quantity * product.price_cents
+        total_cents = quantity * product.price_cents
         yield Goal(
             kind="product_price",
             outcome="inform",
@@ -679,8 +681,11 @@ def _product_price(world: World, person: Person, rng: random.Random) -> Iterator
             ),
             known={"item": f"the {product.name}"},
             reads=(call("find_products", words=product.name),),
-            tells=(Fact.amount(total, "What do they cost altogether?"),),
-            reports=(f"{quantity} of the {product.name} cost {usd(total)}.", f"That would be {usd(total)} altogether."),
+            tells=(Fact.amount(total_cents, "What do they cost altogether?"),),
+            reports=(
+                f"{quantity} of the {product.name} cost {usd(total_cents)}.",
+                f"That would be {usd(total_cents)} altogether.",
+            ),
             needs=references(product),
             needs_identity=False,
         )
