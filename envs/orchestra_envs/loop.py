@@ -111,7 +111,7 @@ async def _contained(coroutine: Coroutine[Any, Any, _T]) -> tuple[_T | None, Bas
 
 @types.coroutine
 def _rest_of(coroutine: Coroutine[Any, Any, _T]) -> Generator[Any, Any, _T]:
-    return (yield from coroutine)  # type: ignore[misc]  # `await` refuses a coroutine that has begun
+    return (yield from coroutine)  # `await` refuses a coroutine that has begun
 
 
 def _opened(contained: tuple[Any, BaseException | None]) -> Any:

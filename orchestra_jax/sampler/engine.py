@@ -299,7 +299,8 @@ class Engine:
 
     def _admit(self) -> None:
         """Gives slots to queued turns, in their order; those that will share a beginning wait for the first of them."""
-        waiting, copies = [], []
+        waiting: list[Request] = []
+        copies: list[tuple[int, int, int]] = []
         beginning = [slot.request.tokens for slot in self._slots if slot.request and slot.missing > 1]
         for request in self._queue:
             # A slot that is copied into in this round holds its new content only after it.

@@ -115,7 +115,8 @@ ATTACKS = {
     ),
     "clone3": Attack("call(435, 435, 0, 0)", outside=False),
     "a namespace of the parent": Attack('os.open("/proc/%d/ns/net" % F["parent"], os.O_RDONLY)'),
-    "mount": Attack('os.mkdir("m"); checked(libc.mount(b"none", b"m", b"tmpfs", 0, 0))', only_root=True),
+    "mount": Attack(
+        'os.mkdir("m"); checked(libc.mount(b"none", b"m", b"tmpfs", 0, 0)); libc.umount2(b"m", 2)', only_root=True),
     "new mount calls": Attack("call(430, 430, ctypes.addressof(ctypes.create_string_buffer(b'tmpfs')), 0)", False),
     "chroot": Attack('os.mkdir("r"); os.chroot("r")', only_root=True),
     "root": Attack("os.setuid(0)", only_root=True),
