@@ -231,9 +231,9 @@ def cancel_appointment(context: CallContext, appointment_id: str, fee_usd: float
     """
     world = world_of(context)
     appointment = _booked(world, appointment_id)
-    charged = appointment.charged_cents + cents_of(fee_usd)
+    charged_cents = appointment.charged_cents + cents_of(fee_usd)
     _release(world, appointment.slot_id)
-    return world.put(replace(appointment, status="cancelled", charged_cents=charged))
+    return world.put(replace(appointment, status="cancelled", charged_cents=charged_cents))
 
 
 @service_tool(write=True)
@@ -365,9 +365,9 @@ def _prescriptions(rng: random.Random, patients: Sequence[Patient], today: dt.da
     prescriptions = []
     for patient, count in zip(patients, (3, 1, 1, 1)):
         for drug in rng.sample(DRUGS, count):
-            supply = rng.choice((28, 30, 60, 90))
-            filled = today - days(rng.randint(max(1, supply - 25), supply + 10))
-            prescriptions.append(Prescription(next(ids), patient.id, drug, filled, supply, rng.randint(1, 5)))
+            supply_days = rng.choice((28, 30, 60, 90))
+            filled = today - days(rng.randint(max(1, supply_days - 25), supply_days + 10))
+            prescriptions.append(Prescription(next(ids), patient.id, drug, filled, supply_days, rng.randint(1, 5)))
     return prescriptions
 
 

@@ -339,15 +339,15 @@ def make_world(rng: random.Random) -> tuple[World, Person]:
 
 
 def _rooms(rng: random.Random, today: dt.date) -> list[RoomType]:
-    prices = sorted(rng.sample(range(6000, 26_000, 100), len(ROOM_NAMES)))
+    prices_cents = sorted(rng.sample(range(6000, 26_000, 100), len(ROOM_NAMES)))
     rooms = []
-    for room_id, name, beds, price in zip(
-        people.distinct(rng, "R", 6, digits=3), ROOM_NAMES, (1, 2, 2, 4, 2, 3), prices
+    for room_id, name, beds, price_cents in zip(
+        people.distinct(rng, "R", 6, digits=3), ROOM_NAMES, (1, 2, 2, 4, 2, 3), prices_cents
     ):
         full: set[dt.date] = set()
         for start in rng.sample(range(CALENDAR_DAYS), 7):
             full.update(today + days(start + night) for night in range(rng.randint(1, 3)))
-        rooms.append(RoomType(room_id, name, beds, price, tuple(sorted(full))))
+        rooms.append(RoomType(room_id, name, beds, price_cents, tuple(sorted(full))))
     return rooms
 
 
@@ -357,10 +357,10 @@ def _random_booking(
     room, nights = rng.choice(rooms[:5]), rng.randint(2, 6)
     arrival = _next_free(room, today + days(rng.choice((1, 2, 4, rng.randint(5, 60)))), nights)
     rate = rng.choice(("flexible", "flexible", "saver"))
-    paid = nights * (room.nightly_price_cents - rng.choice((0, 500, 1000)))
+    paid_cents = nights * (room.nightly_price_cents - rng.choice((0, 500, 1000)))
     if rate == "saver":
-        paid = paid * (100 - SAVER_DISCOUNT_PERCENT) // 100
-    return Booking(booking_id, guest.id, room.id, arrival, nights, rng.randint(1, room.beds), rate, paid)
+        paid_cents = paid_cents * (100 - SAVER_DISCOUNT_PERCENT) // 100
+    return Booking(booking_id, guest.id, room.id, arrival, nights, rng.randint(1, room.beds), rate, paid_cents)
 
 
 # The goals.

@@ -342,9 +342,9 @@ def _renew(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
     student = world.tables[Member][person.id].student
     dues = [loan.due for loan in world.rows(Loan, member_id=person.id)]
     for loan, title in _loans(world, person):
-        limit = STUDENT_MAX_RENEWALS if student else MAX_RENEWALS
-        term = FILM_DAYS if title.kind == "film" else STUDENT_LOAN_DAYS if student else LOAN_DAYS
-        due = world.today + days(term)
+        max_renewals = STUDENT_MAX_RENEWALS if student else MAX_RENEWALS
+        term_days = FILM_DAYS if title.kind == "film" else STUDENT_LOAN_DAYS if student else LOAN_DAYS
+        due = world.today + days(term_days)
         goal = partial(
             Goal,
             kind="renew_loan",
@@ -359,7 +359,7 @@ def _renew(world: World, person: Person, rng: random.Random) -> Iterator[Goal]:
             reads=_loan_reads(person, title),
             needs=references(loan),
         )
-        if loan.renewals >= limit or title.waiting:
+        if loan.renewals >= max_renewals or title.waiting:
             yield _not_renewed(loan, title, dues, goal)
             continue
         yield goal(

@@ -580,8 +580,8 @@ def _late_credit(world: World, person: Person, rng: random.Random) -> Iterator[G
     customer = world.tables[Customer][person.id]
     for order in world.rows(Order, customer_id=person.id, status="delivered"):
         assert order.delivered is not None
-        late = (order.delivered - order.promised).days
-        credit_cents = min(late * CREDIT_CENTS_PER_DAY, MAX_CREDIT_CENTS)
+        late_days = (order.delivered - order.promised).days
+        credit_cents = min(late_days * CREDIT_CENTS_PER_DAY, MAX_CREDIT_CENTS)
         balance_cents = customer.store_credit_cents + credit_cents
         goal = partial(
             Goal,
@@ -597,7 +597,7 @@ def _late_credit(world: World, person: Person, rng: random.Random) -> Iterator[G
             reads=(call("get_order", order_id=order.id),),
             needs=references(order),
         )
-        if late < LATE_DAYS:
+        if late_days < LATE_DAYS:
             yield _not_late_enough(world, order, goal)
             continue
         yield goal(
