@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import types
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -75,8 +75,29 @@ def drive_all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T | Except
     return [results[index] for index in range(len(results))]
 
 
+def start(coroutine: Coroutine[Any, Any, Any], done: Callable[[Any], None]) -> None:
+    """Run a coroutine without waiting for it; `done` gets its result, or the exception that it raised.
+
+    As with `drive`, one that never waits has ended when this returns, and `done` was called by the caller's thread;
+    else it goes on on the background loop, whose thread calls `done`.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        done(stop.value)
+    except Exception as error:
+        done(error)
+    else:
+        asyncio.run_coroutine_threadsafe(_told(coroutine, done), tool_loop())
+
+
 async def _gathered(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[Any]:
     return await asyncio.gather(*map(_caught, coroutines))
+
+
+async def _told(coroutine: Coroutine[Any, Any, Any], done: Callable[[Any], None]) -> None:
+    result, error = await _contained(_caught(coroutine))
+    done(result if error is None else error)
 
 
 async def _caught(coroutine: Coroutine[Any, Any, _T]) -> Any:

@@ -27,7 +27,7 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,14 +46,14 @@ class Request:
     """One turn to sample.
 
     Args:
-        key: the conversation; its slot is kept for it between turns.
+        key: the conversation (anything hashable); its slot is kept for it between turns.
         tokens: the conversation so far, at least one token.
         limit: the most tokens of the turn, at least 1.
         trajectory: keys the randomness.
         temperature: 0 is greedy.
     """
 
-    key: Hashable
+    key: Any
     tokens: Sequence[int]
     limit: int
     trajectory: int
@@ -64,7 +64,7 @@ class Request:
 class SampledTurn:
     """A finished turn. `stopped`: a stop token ended it, which is the last of `tokens`; else a limit did."""
 
-    key: Hashable
+    key: Any
     tokens: list[int]
     logprobs: list[float]
     stopped: bool
@@ -163,6 +163,7 @@ class Engine:
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         self.config = config
+        self.slots = slots
         self.capacity = capacity
         self.steps = steps
         self.chunk = chunk
@@ -171,6 +172,7 @@ class Engine:
         self.stats = EngineStats()
         self._slots = [_Slot() for _ in range(slots)]
         self._queue: list[Request] = []
+        self._under_way: set[Hashable] = set()
         self._evicted: dict[Hashable, int] = {}
         self._round = 0
         self._params: Params | None = None
@@ -181,7 +183,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a turn is queued or under way."""
-        return bool(self._queue) or any(slot.request for slot in self._slots)
+        return bool(self._under_way)
 
     def use(self, params: Params, version: int) -> None:
         """Samples with these weights from now on; what the cache holds of other weights is forgotten.
@@ -195,6 +197,12 @@ class Engine:
             for slot in self._slots:
                 slot.tokens = []
         self._params, self._version = params, version
+
+    def reset(self) -> None:
+        """Forgets all conversations and the statistics, so that what follows depends on nothing that was."""
+        self._slots = [_Slot() for _ in self._slots]
+        self._queue, self._under_way, self._evicted, self._round = [], set(), {}, 0
+        self.stats = EngineStats()
 
     def submit(self, request: Request) -> None:
         """Queues a turn.
@@ -212,9 +220,9 @@ class Engine:
                 f"a conversation of {len(request.tokens)} tokens leaves no room in a slot of {self.capacity} "
                 "(raise rollout.max_tokens or shorten the prompt)"
             )
-        waiting = [r.key for r in self._queue] + [slot.key for slot in self._slots if slot.request]
-        if request.key in waiting:
+        if request.key in self._under_way:
             raise ValueError(f"conversation {request.key!r} has a turn under way")
+        self._under_way.add(request.key)
         self._queue.append(request)
 
     def release(self, key: Hashable) -> None:
@@ -226,6 +234,7 @@ class Engine:
 
     def cancel(self, key: Hashable) -> None:
         """Drops the conversation's turn, queued or under way, and releases it."""
+        self._under_way.discard(key)
         self._queue = [request for request in self._queue if request.key != key]
         for slot in self._slots:
             if slot.key == key:
@@ -259,7 +268,7 @@ class Engine:
             What was compiled, and the seconds that each took.
         """
         times = []
-        slots = len(self._slots)
+        slots = self.slots
         for rows in _buckets(slots):
             nowhere, zeros = np.full(rows, slots, np.int32), np.zeros(rows, np.int32)
             for filled in _lengths(self.capacity):
@@ -299,24 +308,69 @@ class Engine:
 
     def _admit(self) -> None:
         """Gives slots to queued turns, in their order; those that will share a beginning wait for the first of them."""
+        slots = self._slots
+        # Released slots first, then parked ones; the longest unused first.
+        order = [index for index in range(self.slots) if slots[index].request is None]
+        free = dict.fromkeys(sorted(order, key=lambda index: (slots[index].key is not None, slots[index].touched)))
+        donors = {index: slot for index, slot in enumerate(slots) if slot.tokens}
+        home = {slots[index].key: index for index in free if slots[index].key is not None}
+        beginning = [slot.request.tokens for slot in slots if slot.request and slot.missing > 1]
+        found: dict[tuple[int, ...], int] = {}
         waiting: list[Request] = []
         copies: list[tuple[int, int, int]] = []
-        beginning = [slot.request.tokens for slot in self._slots if slot.request and slot.missing > 1]
         for request in self._queue:
-            # A slot that is copied into in this round holds its new content only after it.
-            donors = set(range(len(self._slots))) - {target for _, target, _ in copies}
-            place = self._place(request, donors)
-            if place is None or self._will_share(request, place.length, beginning):
+            if not free:
                 waiting.append(request)
                 continue
-            if place.donor != place.slot and place.length:
+            place = self._place(request, home.get(request.key), free, donors, found)
+            if self._will_share(request, place.length, beginning):
+                waiting.append(request)
+                continue
+            del free[place.slot]
+            if place.donor != place.slot:
                 copies.append((place.donor, place.slot, place.length))
+                donors.pop(place.slot, None)  # it holds its new content only after this round's copies
                 self.stats.copied_tokens += place.length
+            home.pop(slots[place.slot].key, None)
             self._take_over(request, place)
-            if self._slots[place.slot].missing > 1:
+            if slots[place.slot].missing > 1:
                 beginning.append(request.tokens)
         self._queue = waiting
         self._copy(copies)
+
+    def _place(
+        self,
+        request: Request,
+        own: int | None,
+        free: dict[int, None],
+        donors: dict[int, _Slot],
+        found: dict[tuple[int, ...], int],
+    ) -> _Place:
+        """Where a turn goes, and what it takes over.
+
+        Args:
+            request: the turn.
+            own: the slot that was kept for its conversation.
+            free: slots that can be taken, the best first.
+            donors: slots whose content can be copied.
+            found: donors found in this round, by the turn's tokens; entries are added.
+        """
+        if own is not None:
+            tokens = self._slots[own].tokens
+            if tokens and request.tokens[: len(tokens)] == tokens:
+                return _Place(own, own, self._usable(own, len(tokens), request))
+        prompt = tuple(request.tokens)
+        donor = found.get(prompt)
+        if donor not in donors:
+            donor = max(donors, key=lambda i: _common(donors[i].tokens, request.tokens), default=None)
+        longest = 0 if donor is None else _common(donors[donor].tokens, request.tokens)
+        if donor is None or longest < MIN_SHARED_TOKENS:
+            slot = next(iter(free)) if own is None else own
+            return _Place(slot, slot, 0)
+        found[prompt] = donor
+        if donor == own or (own is None and donor in free and self._slots[donor].key is None):
+            return _Place(donor, donor, self._usable(donor, longest, request))
+        return _Place(next(iter(free)) if own is None else own, donor, min(longest, len(request.tokens) - 1))
 
     def _take_over(self, request: Request, place: _Place) -> None:
         slot = self._slots[place.slot]
@@ -328,29 +382,6 @@ class Engine:
         slot.tokens = list(request.tokens[: place.length])
         slot.key, slot.request, slot.touched = request.key, request, self._round
         slot.sampled, slot.logprobs = [], []
-
-    def _place(self, request: Request, donors: set[int]) -> _Place | None:
-        """Where a turn goes, and what it takes over; None if all slots are sampling."""
-        free = [index for index, slot in enumerate(self._slots) if slot.request is None]
-        if not free:
-            return None
-        common = {index: _common(self._slots[index].tokens, request.tokens) for index in donors}
-        longest = max(common.values(), default=0)
-        own = next((index for index in free if self._slots[index].key == request.key), None)
-        if own is None:
-            # Released slots first, of these one with the longest beginning; then parked ones, the longest unused first.
-            own = min(free, key=lambda i: (self._slots[i].key is not None, *self._worth(i, common.get(i, 0))))
-        if common.get(own, 0) == longest:
-            return _Place(own, own, self._usable(own, longest, request))
-        donor = next(index for index, length in common.items() if length == longest)
-        if longest < common.get(own, 0) + MIN_SHARED_TOKENS:
-            return _Place(own, own, self._usable(own, common.get(own, 0), request))
-        return _Place(own, donor, min(longest, len(request.tokens) - 1))
-
-    def _worth(self, index: int, common: int) -> tuple[int, int]:
-        """Order of slots to take: a parked one by age, a released one by what of it can be used, then by age."""
-        slot = self._slots[index]
-        return (0 if slot.key is not None else -common, slot.touched)
 
     def _usable(self, index: int, length: int, request: Request) -> int:
         """How much of a slot's own beginning serves: all, if its logits are those of the request's last token."""
@@ -366,8 +397,8 @@ class Engine:
     def _copy(self, copies: list[tuple[int, int, int]]) -> None:
         if not copies:
             return
-        rows = _bucket_of(len(copies), len(self._slots))
-        nowhere = len(self._slots)
+        rows = _bucket_of(len(copies), self.slots)
+        nowhere = self.slots
         table = np.array(copies + [(0, nowhere, 0)] * (rows - len(copies)), np.int32)
         filled = _length_of(int(table[:, 2].max()), self.capacity)
         self._state = _copy_slots(self._state, table[:, 0], table[:, 1], filled=filled)
@@ -379,10 +410,10 @@ class Engine:
             return
         counts = [min(self._slots[i].missing, self.chunk) for i in indices]
         width = _width_of(max(counts), self.chunk)
-        rows = _bucket_of(len(indices), len(self._slots))
+        rows = _bucket_of(len(indices), self.slots)
         tokens = np.zeros((rows, width), np.int32)
         table = np.zeros((3, rows), np.int32)  # slot, length, count
-        table[0] = len(self._slots)
+        table[0] = self.slots
         for row, (index, count) in enumerate(zip(indices, counts)):
             slot = self._slots[index]
             assert slot.request is not None
@@ -401,9 +432,9 @@ class Engine:
         indices = [i for i, slot in enumerate(self._slots) if slot.request and not slot.missing]
         if not indices:
             return []
-        rows = _bucket_of(len(indices), len(self._slots))
+        rows = _bucket_of(len(indices), self.slots)
         table = np.zeros((3, rows), np.int32)  # slot, length, limit
-        table[0] = len(self._slots)
+        table[0] = self.slots
         temperatures, trajectories = np.ones(rows, np.float32), np.zeros(rows, np.int64)
         for row, index in enumerate(indices):
             slot = self._slots[index]
@@ -439,6 +470,7 @@ class Engine:
         if not (stopped or len(slot.sampled) >= request.limit or len(slot.tokens) >= self.capacity):
             return None
         slot.request = None
+        self._under_way.discard(request.key)
         return SampledTurn(request.key, slot.sampled, slot.logprobs, stopped, self._version)
 
 
@@ -479,12 +511,17 @@ def _width_of(count: int, chunk: int) -> int:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the longest common beginning."""
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    differ = np.asarray(a[:length]) != np.asarray(b[:length])
-    return int(differ.argmax())
+    """The length of the longest common beginning of two lists, by halving."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 # --------------------------------------------------------------------------------------------------------------

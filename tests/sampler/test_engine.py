@@ -234,12 +234,12 @@ def test_mistakes(params):
         Engine(CONFIG, slots=0, capacity=32, stop_ids=[STOP], seed=0)
 
 
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 10**6), slots=st.integers(1, 5), steps=st.sampled_from([1, 3, 8]))
-def test_any_mixture_of_lengths_turns_arrivals_and_evictions(params, seed, slots, steps):
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), slots=st.sampled_from([2, 4]))
+def test_any_mixture_of_lengths_turns_arrivals_and_evictions(params, seed, slots):
     """Conversations of random lengths, some with a common beginning, come and go; each token is the greedy one."""
     rng = np.random.default_rng(seed)
-    engine = make(params, slots=slots, steps=steps)
+    engine = make(params, slots=slots)
     common = rng.integers(0, 90, 40).tolist()
     conversations = {
         key: (common if rng.random() < 0.5 else []) + rng.integers(0, 90, rng.integers(1, 50)).tolist()
