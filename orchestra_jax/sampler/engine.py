@@ -253,6 +253,8 @@ class Engine:
         self._round += 1
         self._admit()
         self._prefill()
+        if self._queue:  # a group's first prompt may be complete now: the others take it over, its logits too
+            self._admit()
         done = self._decode()
         self.stats.busy_s += time.perf_counter() - start
         return done
@@ -370,7 +372,8 @@ class Engine:
         found[prompt] = donor
         if donor == own or (own is None and donor in free and self._slots[donor].key is None):
             return _Place(donor, donor, self._usable(donor, longest, request))
-        return _Place(next(iter(free)) if own is None else own, donor, min(longest, len(request.tokens) - 1))
+        slot = next(iter(free)) if own is None else own
+        return _Place(slot, donor, self._usable(donor, longest, request))
 
     def _take_over(self, request: Request, place: _Place) -> None:
         slot = self._slots[place.slot]
@@ -384,7 +387,7 @@ class Engine:
         slot.sampled, slot.logprobs = [], []
 
     def _usable(self, index: int, length: int, request: Request) -> int:
-        """How much of a slot's own beginning serves: all, if its logits are those of the request's last token."""
+        """How much of a slot's beginning serves: all, if its logits are those of the request's last token."""
         if length == len(request.tokens) == len(self._slots[index].tokens):
             return length
         return min(length, len(request.tokens) - 1)
@@ -475,11 +478,11 @@ class Engine:
 
 
 def _buckets(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
-    sizes = [1]
-    while sizes[-1] * 2 < most:
-        sizes.append(sizes[-1] * 2)
-    return sizes if most == 1 else [*sizes, most]
+    """`most`, a quarter of it, a sixteenth, ... and 1."""
+    sizes = [most]
+    while sizes[0] > 1:
+        sizes.insert(0, max(1, sizes[0] // 4))
+    return sizes
 
 
 def _bucket_of(count: int, most: int) -> int:
@@ -487,11 +490,11 @@ def _bucket_of(count: int, most: int) -> int:
 
 
 def _lengths(capacity: int) -> list[int]:
-    """128, 256, 512, ... and `capacity`."""
-    sizes = [128]
+    """256, 512, 1024, ... and `capacity`."""
+    sizes = [256]
     while sizes[-1] * 2 < capacity:
         sizes.append(sizes[-1] * 2)
-    return [capacity] if capacity <= 128 else [*sizes, capacity]
+    return [capacity] if capacity <= 256 else [*sizes, capacity]
 
 
 def _length_of(length: int, capacity: int) -> int:
@@ -499,11 +502,11 @@ def _length_of(length: int, capacity: int) -> int:
 
 
 def _widths(chunk: int) -> list[int]:
-    """1 (the last token of a copied prompt), 16, 32, 64, ... and `chunk`."""
-    sizes = [16]
-    while sizes[-1] * 2 < chunk:
-        sizes.append(sizes[-1] * 2)
-    return [1, *sizes, chunk] if chunk > 16 else sorted({1, chunk})
+    """1, 32, 128, 512, ... and `chunk`."""
+    sizes = [1, 32]
+    while sizes[-1] * 4 < chunk:
+        sizes.append(sizes[-1] * 4)
+    return [size for size in sizes if size < chunk] + [chunk]
 
 
 def _width_of(count: int, chunk: int) -> int:
@@ -559,13 +562,16 @@ def _write_back(
 
 @partial(jax.jit, static_argnames=("filled",), donate_argnames=("state",))
 def _copy_slots(state: _DeviceState, sources: jax.Array, targets: jax.Array, *, filled: int) -> _DeviceState:
-    """The first `filled` positions of slots into others; what is beyond the wanted length is overwritten later."""
+    """The first `filled` positions of slots into others, and their logits.
+
+    What is beyond the wanted length is overwritten later, and so are the logits if more tokens follow.
+    """
 
     def copy(whole: jax.Array) -> jax.Array:
         return whole.at[targets, :, :filled].set(whole[sources, :, :filled], mode="drop")
 
     cache = KVCache(tuple(map(copy, state.cache.keys)), tuple(map(copy, state.cache.values)), state.cache.lengths)
-    return state._replace(cache=cache)
+    return _DeviceState(cache, state.logits.at[targets].set(state.logits[sources], mode="drop"))
 
 
 @partial(jax.jit, static_argnames=("config", "filled"), donate_argnames=("state",))

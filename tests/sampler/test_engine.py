@@ -16,7 +16,7 @@ from orchestra_jax.sampler.sampler import Sampler
 
 CONFIG = preset("market-tiny", vocab_size=96, hidden_size=32, intermediate_size=64, num_layers=2, head_dim=8)
 STOP = 95
-CAPACITY = 160
+CAPACITY = 300
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +103,20 @@ def test_a_groups_prompt_is_computed_once(params):
     (prompt,) = prompts(1, low=60, high=61)
     engine = make(params, slots=8)
     turns = run_all(engine, [Request(i, prompt, 6, i) for i in range(8)])
-    assert engine.stats.prefilled_tokens == 60 + 7  # each copy computes the last token again, for its logits
-    assert engine.stats.copied_tokens == 7 * 59
+    assert engine.stats.prefilled_tokens == 60
+    assert engine.stats.copied_tokens == 7 * 60
     alone = run_all(make(params, slots=1), [Request(i, prompt, 6, i) for i in range(8)])
     assert {key: turn.tokens for key, turn in turns.items()} == {key: turn.tokens for key, turn in alone.items()}
+
+
+def test_those_who_come_later_share_the_beginning(params):
+    """The first has sampled on: its logits are not the prompt's any more, so the last token is computed again."""
+    (prompt,) = prompts(1, low=60, high=61)
+    engine = make(params)
+    run_all(engine, [Request("first", prompt, 6, 0)])
+    turn = run_all(engine, [Request("second", prompt, 6, 1, 0.0)])["second"]
+    assert (engine.stats.prefilled_tokens, engine.stats.copied_tokens) == (61, 59)
+    assert_greedy(params, prompt, turn.tokens)
 
 
 def test_an_observation_costs_its_own_tokens_only(params):
