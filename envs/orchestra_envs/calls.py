@@ -10,11 +10,13 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
 import re
 import threading
 import time
+import types
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +30,16 @@ from orchestra_envs.tools import CallContext, CallRecord, Tool, ToolArgumentErro
 MAX_HUNG_CALLS = 8
 """Calls of plain functions that may have outlived their time limit before their tool is refused."""
 
+BLOCKED_S = 0.25
+"""Seconds of an async tool without awaiting anything that are worth a warning."""
+
 MAX_CALL_THREADS = 512
 """Plain functions that run at once in a process; more wait, each for at most the others' time limits."""
+
+MAX_COST_USD = 1e6
+"""More than this for one call is a mistake of the tool."""
+
+logger = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -172,6 +182,10 @@ async def _within_time(tool: Tool, function: Callable[[], Any], queue_s: float) 
     task = asyncio.ensure_future(_awaited(attempts.run()))
     try:
         done, _ = await asyncio.wait({task}, timeout=tool.timeout_s)
+        late_s = time.perf_counter() - start - tool.timeout_s
+        if not done and late_s > BLOCKED_S:
+            # Another tool blocked the loop: this one could not run either, and gets the time back.
+            done, _ = await asyncio.wait({task}, timeout=late_s)
     except asyncio.CancelledError:
         task.cancel()
         raise
@@ -208,7 +222,9 @@ class _Attempts:
             await self.tool.limiter.wait_for_rate()
         self.number += 1
         try:
-            value = self.function() if self.tool.is_async else await self._in_thread()
+            if self.tool.is_async:
+                return await _watched(self.function(), self.tool.name)
+            value = await self._in_thread()
             return await value if inspect.isawaitable(value) else value
         except ToolUnavailableError as error:
             self.failed.append(error)
@@ -248,6 +264,37 @@ class _Attempts:
         return value
 
 
+@types.coroutine
+def _watched(awaitable: Awaitable[Any], name: str) -> Generator[Any, Any, Any]:
+    """Awaits, and says so once for a tool that blocks the loop on which all tools wait."""
+    iterator = awaitable.__await__()
+    resume, argument = iterator.send, None
+    while True:
+        begin = time.perf_counter()
+        try:
+            waits_for = resume(argument)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            _warn_if_blocked(name, time.perf_counter() - begin)
+        try:
+            argument = yield waits_for
+            resume = iterator.send
+        except BaseException as error:
+            resume, argument = iterator.throw, error
+
+
+def _warn_if_blocked(name: str, blocked_s: float) -> None:
+    if blocked_s > BLOCKED_S and name not in _blocking:
+        _blocking.add(name)
+        logger.warning(
+            "the async tool %r ran for %.1f s without awaiting anything, and all other tools waited: make it a plain "
+            "function, or await in it",
+            name,
+            blocked_s,
+        )
+
+
 class _RaisedError(Exception):
     """Carries what a task may not raise itself: SystemExit and its like would end the loop."""
 
@@ -256,6 +303,7 @@ def _carrier(error: BaseException) -> BaseException:
     return error if isinstance(error, Exception) else _RaisedError(error)
 
 
+_blocking: set[str] = set()
 _hung: Counter[str] = Counter()
 _hung_lock = threading.Lock()
 _slots_of_loop: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
@@ -376,6 +424,8 @@ def _as_result(value: Any) -> ToolResult:
         may_be_none = name in ("cost_usd", "latency_s")
         if not (amount is None and may_be_none) and not (is_number(amount) and amount >= 0):
             raise ValueError(f"{name} must be a finite number >= 0, not {amount!r}")
+    if value.cost_usd is not None and value.cost_usd > MAX_COST_USD:
+        raise ValueError(f"cost_usd of {value.cost_usd!r} is more than ${MAX_COST_USD:g} for one call")
     return value
 
 

@@ -25,7 +25,9 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +220,7 @@ class ToolEnv(gym.Env[str, str]):
         if budget_usd is not None and not (math.isfinite(budget_usd) and budget_usd >= 0):
             raise ValueError(f"budget_usd must be a finite number of at least 0 or None, not {budget_usd!r}")
         self.budget_usd = budget_usd
+        _tool_list(type(self).__name__, self.tools)
         self._randomization = None if randomize is None else _read_randomization(randomize)
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
@@ -265,6 +268,11 @@ class ToolEnv(gym.Env[str, str]):
         They need not be good, only in the right form; draw from `rng` to show more than one way.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no demonstrate(task, rng)")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_episode", "max_turns", "_randomization", "observation_space", "action_space"):
+            raise AttributeError(f"{type(self).__name__}.__init__ must call super().__init__(): there is no {name!r}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def task(self) -> Task:
@@ -337,8 +345,11 @@ class ToolEnv(gym.Env[str, str]):
         self._episode = None
         replica = _whole_number('options["replica"]', options.get("replica", 0), minimum=0)
         episode_seed = int(self.np_random.integers(2**63)) if seed is None else int(seed)
+        name = type(self).__name__
         task = self.sample_task(_stream(episode_seed, _TASK_STREAM), options)
-        tools = tuple(self.episode_tools(task, _stream(episode_seed, _TOOLS_STREAM)))
+        if not isinstance(task, Task):
+            raise ValueError(f"{name}.sample_task must return a Task, not {task!r}")
+        tools = _tool_list(name, self.episode_tools(task, _stream(episode_seed, _TOOLS_STREAM)))
         if self._randomization is not None:
             rng = _stream(episode_seed, _RANDOMIZE_STREAM)
             tools, preference = self._randomization.apply(tools, task.preference, rng)
@@ -384,7 +395,7 @@ class ToolEnv(gym.Env[str, str]):
         except (KeyboardInterrupt, asyncio.CancelledError):
             raise
         except BaseException:
-            logger.exception("reply() failed on task %r; the episode is marked to be dropped", episode.task.id)
+            self._log_failure("reply", episode.task)
             episode.end_reason = "infra_error"
             return "", 0.0, False, True, self._info(error_type="infra_error", drop=True)
         if reply is None:
@@ -424,9 +435,21 @@ class ToolEnv(gym.Env[str, str]):
         except (KeyboardInterrupt, asyncio.CancelledError):
             raise
         except BaseException:
-            logger.exception("score() failed on task %r; the episode is marked to be dropped", episode.task.id)
+            self._log_failure("score", episode.task)
             episode.end_reason = "infra_error"
             return 0.0, "infra_error"
+
+    def _log_failure(self, hook: str, task: Task) -> None:
+        """The exception being handled, with its traceback the first time, then only at 10, 100, ... times."""
+        error = sys.exc_info()[1]
+        key = (type(self).__qualname__, hook, type(error).__name__)
+        _failures[key] += 1
+        times = _failures[key]
+        where = f"{type(self).__name__}.{hook}() failed on task {task.id!r}; the episode is marked to be dropped"
+        if times == 1:
+            logger.exception("%s", where)
+        elif str(times).strip("0") == "1":
+            logger.error("%s (%d times now): %s: %s", where, times, type(error).__name__, error)
 
     async def _continue(self, episode: _Episode, turn: ParsedTurn) -> tuple[str, float, bool, bool, dict[str, Any]]:
         first_ordinal = len(episode.history)
@@ -538,6 +561,9 @@ def _read_randomization(mapping: Mapping[str, Any]) -> "Randomization":
     return read_randomization(mapping)
 
 
+_failures: Counter[tuple[str, str, str]] = Counter()
+
+
 async def _result_of(value: Any) -> Any:
     """What a hook returned, awaited where it is async."""
     if not inspect.isawaitable(value):
@@ -546,10 +572,19 @@ async def _result_of(value: Any) -> Any:
     return await asyncio.wait_for(value, HOOK_TIMEOUT_S)
 
 
-def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
+def _tool_list(name: str, tools: Any) -> tuple[Tool, ...]:
+    """The tools of an environment class of this name, checked."""
+    if isinstance(tools, Tool) or not isinstance(tools, Iterable):
+        raise ValueError(f"{name}.tools must be a list of tools, not {tools!r} alone (is a comma missing?)")
+    tools = tuple(tools)
     for tool in tools:
         if not isinstance(tool, Tool):
-            raise ValueError(f"{tool!r} is no Tool; decorate the function with @tool")
+            raise ValueError(f"{name}.tools: {tool!r} is no Tool; decorate the function with @tool")
+    _by_name(tools)
+    return tools
+
+
+def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
     by_name = {tool.name: tool for tool in tools}
     if len(by_name) < len(tools):
         raise ValueError(f"two tools share a name: {', '.join(tool.name for tool in tools)}")

@@ -9,6 +9,7 @@ tool's own `latency_s`; no wall clock enters a record, so the same seed and the 
 """
 
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -435,6 +436,14 @@ def _tool_of(
 ) -> Tool:
     if name is None:
         name = str(getattr(function, "__name__", type(function).__name__))
+    known = {f.name for f in dataclasses.fields(Tool) if f.init} - {"parameters", "function"}
+    for field_name in fields:
+        if field_name not in known:
+            near = difflib.get_close_matches(field_name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            raise ValueError(f"tool {name!r}: unknown argument {field_name!r} of @tool; {hint}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ValueError(f"tool {name!r}: a generator gives no result; return the whole text instead of yielding")
     summary, argument_docs = _read_docstring(inspect.getdoc(function) or "")
     arguments_model, names = _arguments_model(name, function, argument_docs)
 

@@ -360,3 +360,47 @@ def test_the_loop_does_not_wait_for_itself():
             run_on_loop(inner())
 
     run_on_loop(outer())
+
+
+# Tools that block.
+
+
+def test_an_async_tool_that_blocks_is_named_and_the_others_do_not_pay(caplog):
+    async def block():
+        time.sleep(1.0)
+        return "blocked"
+
+    async def quick():
+        await asyncio.sleep(0.1)
+        return "quick"
+
+    tools = {"block": make(block, name="block"), "quick": make(quick, name="quick", timeout_s=0.5)}
+    calls = [ToolCall("quick", {}), ToolCall("block", {}), ToolCall("quick", {})]
+    records = drive(run_calls(calls, tools, context, max_output_chars=99))
+    assert [record.text for record in records] == ["quick", "blocked", "quick"]
+    assert "the async tool 'block' ran for 1" in caplog.text
+    assert "'quick'" not in caplog.text
+
+
+def test_a_watched_tool_still_gets_its_exceptions():
+    async def tidy():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "tidied"
+
+    async def nested():
+        task = asyncio.ensure_future(tidy())
+        await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await asyncio.wait_for(asyncio.sleep(60), 0.01)
+        except TimeoutError:
+            return await task
+
+    assert run(make(nested))[0].text == "tidied"
+
+
+def test_a_cost_beyond_reason_is_a_mistake():
+    (record,) = run(make(lambda: ToolResult("x", cost_usd=1e308)))
+    assert (record.error_type, record.cost_usd) == ("bad_result", 0.0)

@@ -724,3 +724,56 @@ def test_tasks_and_tools_are_checked():
         Plain().reset(seed=0)
     with pytest.raises(NotImplementedError, match="sample_task"):
         ToolEnv().reset(seed=0)
+
+
+# Mistakes in an environment's code.
+
+
+def test_a_forgotten_comma():
+    class OneTool(Quiz):
+        tools = lookup
+
+    with pytest.raises(ValueError, match=r"OneTool.tools must be a list of tools, .*is a comma missing"):
+        OneTool()
+
+
+def test_two_tools_of_one_name_are_found_at_once():
+    class Twice(Quiz):
+        tools = (lookup, lookup)
+
+    with pytest.raises(ValueError, match="two tools share a name"):
+        Twice()
+
+
+def test_a_task_that_is_none():
+    class Textual(Quiz):
+        def sample_task(self, rng, options):
+            return "What is 4?"
+
+    with pytest.raises(ValueError, match=r"Textual.sample_task must return a Task, not 'What is 4\?'"):
+        Textual().reset(seed=0)
+
+
+def test_a_forgotten_super():
+    class Hasty(ToolEnv):
+        def __init__(self):
+            pass
+
+        def sample_task(self, rng, options):
+            return Task("What is 4?")
+
+    with pytest.raises(AttributeError, match=r"Hasty.__init__ must call super\(\).__init__\(\)"):
+        Hasty().reset(seed=0)
+
+
+def test_a_score_that_always_fails_does_not_flood_the_log(caplog):
+    class Broken(Quiz):
+        def score(self, task, answer):
+            raise LookupError("no answers here")
+
+    env = Broken()
+    for seed in range(25):
+        env.reset(seed=seed)
+        assert env.step("4")[4]["drop"]
+    assert caplog.text.count("Traceback") == 1
+    assert len(caplog.records) == 2  # the first time, and the tenth

@@ -548,6 +548,20 @@ def test_references_of_a_schema(schema, message):
         Tool("f", "Does it.", parameters, print)
 
 
+def test_a_misspelt_argument_of_the_decorator():
+    with pytest.raises(ValueError, match="unknown argument 'prices' of @tool; did you mean price"):
+        tool(prices=Price())(echo)
+
+
+def test_a_generator_is_no_tool():
+    def several():
+        """Yields."""
+        yield "a"
+
+    with pytest.raises(ValueError, match="return the whole text instead of yielding"):
+        tool(several)
+
+
 # Pickle.
 
 
