@@ -52,6 +52,16 @@ class RunFolder:
         return self.path / "model"
 
     @property
+    def begun(self) -> bool:
+        """Whether anything was trained: a step's metrics, a warm start, or a part of a checkpoint."""
+        metrics, checkpoints = self.path / "metrics.jsonl", self.path / "checkpoints"
+        return (
+            (metrics.is_file() and metrics.stat().st_size > 0)
+            or self.warm_start.exists()
+            or (checkpoints.is_dir() and any(entry.is_file() for entry in checkpoints.rglob("*")))
+        )
+
+    @property
     def summary(self) -> Path:
         """The evaluation; the last file of a run but for its report."""
         return self.path / "summary.json"
@@ -86,7 +96,7 @@ def find_run(config: RunConfig, *, overwrite: bool) -> RunFolder:
         if not folder.config.is_file():
             if any(entry.name != "config.tmp" for entry in folder.path.iterdir()):
                 raise ConfigError(f"output_dir {folder.path} is not empty and holds no run: choose another")
-        elif not overwrite and (difference := _difference(folder.config, config)):
+        elif folder.begun and not overwrite and (difference := _difference(folder.config, config)):
             raise ConfigError(
                 f"output_dir {folder.path} holds a run with another config ({difference}): choose another output_dir, "
                 "or --overwrite the run"
@@ -111,7 +121,8 @@ def open_run(folder: RunFolder, config: RunConfig, *, overwrite: bool) -> None:
                 else:
                     entry.unlink(missing_ok=True)
         folder.path.mkdir(parents=True, exist_ok=True)
-        if not folder.config.is_file():
+        # A run that stopped at a mistake in its config, before anything was trained, goes on with the mended one.
+        if not folder.config.is_file() or not folder.begun:
             _write_whole(folder.config, dump_config(config))
     except OSError as error:
         raise ConfigError(f"output_dir {folder.path}: {error.strerror or error}") from None

@@ -98,5 +98,18 @@ def test_a_config_that_is_no_longer_what_was_written(config, text):
     folder = find_run(config, overwrite=False)
     open_run(folder, config, overwrite=False)
     folder.config.write_text(text)
+    (folder.path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="another config"):
+        find_run(config, overwrite=False)
+
+
+def test_a_run_in_which_nothing_was_trained_takes_a_mended_config(config):
+    folder = find_run(config, overwrite=False)
+    open_run(folder, config, overwrite=False)
+    (folder.path / "metrics.jsonl").touch()
+    mended = config.model_copy(update={"seed": config.seed + 1})
+    open_run(find_run(mended, overwrite=False), mended, overwrite=False)
+    assert f"seed: {config.seed + 1}" in folder.config.read_text()
+    (folder.path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="another config"):
         find_run(config, overwrite=False)
