@@ -123,8 +123,11 @@ class ChatReply:
 class ChatError(ToolUnavailableError):
     """A request without a usable answer.
 
+    Its tokens are what the provider may bill: none, and that is known, where the request was refused or never sent;
+    else the usage of the answer, or estimates (`cost_known=False`) of the request and of what had come.
+
     Attributes:
-        partial: what had come when the connection broke, with its estimated tokens (it is billed), or None.
+        partial: what had come when the connection broke, with its estimated tokens, or None.
         status: the HTTP status, None where there was none.
     """
 
@@ -136,8 +139,18 @@ class ChatError(ToolUnavailableError):
         retry_after_s: float | None = None,
         partial: ChatReply | None = None,
         status: int | None = None,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cost_known: bool = True,
     ) -> None:
-        super().__init__(message, transient=transient, retry_after_s=retry_after_s)
+        super().__init__(
+            message,
+            transient=transient,
+            retry_after_s=retry_after_s,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cost_known=cost_known,
+        )
         self.partial = partial
         self.status = status
 
@@ -176,9 +189,8 @@ async def chat(
     except _request_errors() as error:
         if stream and answer.finish_reason:  # only the usage was lost
             return answer.reply(body)
-        partial = answer.reply(body) if answer.has_begun else None
         # `from None`: the client's own message may repeat the key.
-        raise _as_chat_error(error, endpoint, key, partial) from None
+        raise _as_chat_error(error, endpoint, key, answer, body) from None
     return answer.reply(body)
 
 
@@ -347,12 +359,14 @@ def _checked_url(base_url: str | None) -> str:
 
 
 class _UnusableError(ValueError):
-    """What came is no answer; `status` is the error code that a body of status 200 may carry."""
+    """What came is no answer. `refused`: it is an error of the endpoint in a body of status 200, and `status` and
+    `code` are what that says."""
 
-    def __init__(self, message: str, status: int | None = None, code: str = "") -> None:
+    def __init__(self, message: str, status: int | None = None, code: str = "", *, refused: bool = False) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.refused = refused
 
 
 @dataclass
@@ -525,7 +539,9 @@ def _request_errors() -> tuple[type[BaseException], ...]:
     return openai.OpenAIError, httpx2.HTTPError, aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError
 
 
-def _as_chat_error(error: BaseException, endpoint: Endpoint, key: str, partial: ChatReply | None) -> ChatError:
+def _as_chat_error(
+    error: BaseException, endpoint: Endpoint, key: str, answer: _Answer, body: Mapping[str, Any]
+) -> ChatError:
     message, status, code, retry_after_s = _describe(error, endpoint)
     transient = status is None or status in _TRANSIENT_STATUSES or status >= 500
     if code == "insufficient_quota":  # OpenAI's 429 of an account without money: waiting does not help
@@ -535,7 +551,36 @@ def _as_chat_error(error: BaseException, endpoint: Endpoint, key: str, partial: 
         message = message.replace(key, "[API key]")
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[:MAX_MESSAGE_CHARS] + "..."
-    return ChatError(message, transient=transient, retry_after_s=retry_after_s, partial=partial, status=status)
+    reply = answer.reply(body)
+    may_be_billed = bool(answer.has_begun or answer.usage or not _was_refused(error))
+    return ChatError(
+        message,
+        transient=transient,
+        retry_after_s=retry_after_s,
+        partial=reply if answer.has_begun else None,
+        status=status,
+        input_tokens=reply.input_tokens if may_be_billed else 0,
+        output_tokens=reply.output_tokens if may_be_billed else 0,
+        # The usage of a stream that broke off is a count so far, if it is one at all.
+        cost_known=not may_be_billed or (reply.usage_known and not body.get("stream")),
+    )
+
+
+def _was_refused(error: BaseException) -> bool:
+    """Whether the endpoint surely does not bill the request: it said that it failed, or no connection was made."""
+    import aiohttp
+    import openai
+
+    if isinstance(error, _UnusableError):
+        return error.refused
+    if isinstance(error, openai.APIStatusError):
+        return True
+    if isinstance(error, openai.APIError) and error.body:  # an error event of a stream
+        return True
+    # Its transport reports connections that break later as time-outs of connecting: only aiohttp's own errors tell.
+    return any(
+        isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) for cause in _causes(error)
+    )
 
 
 def _describe(error: BaseException, endpoint: Endpoint) -> tuple[str, int | None, str, float | None]:
@@ -547,14 +592,14 @@ def _describe(error: BaseException, endpoint: Endpoint) -> tuple[str, int | None
         message = f"HTTP {error.status_code}: {message}" if message else f"HTTP {error.status_code}"
         return message, error.status_code, code, _retry_after_s(error.response.headers)
     if isinstance(error, openai.APIConnectionError):
-        cause = _root_cause(error)
+        cause = _causes(error)[-1]
         return f"the connection failed ({type(cause).__name__}: {cause})", None, "", None
     if isinstance(error, openai.APIError) and error.body:  # an error event of a stream
         error = _error_of_body(error.body)
     if isinstance(error, _UnusableError):
         return str(error), error.status, error.code, None
     if isinstance(error, TimeoutError):
-        return f"no answer within {endpoint.timeout_s:g} s", None, "", None
+        return f"no answer within {endpoint.timeout_s:.4g} s", None, "", None
     if isinstance(error, ValueError | RecursionError):
         return f"the answer cannot be read ({type(error).__name__}: {error})", None, "", None
     return f"the connection failed ({type(error).__name__}: {error})", None, "", None
@@ -567,7 +612,8 @@ def _error_of_body(error: Any) -> _UnusableError:
     with contextlib.suppress(TypeError, ValueError):
         status = int(status)  # type: ignore[arg-type]
     known = isinstance(status, int) and 400 <= status < 600
-    return _UnusableError(f"the endpoint reports an error: {message}", status if known else None, code)
+    text = f"the endpoint reports an error: {message}"
+    return _UnusableError(text, status if known else None, code, refused=True)
 
 
 def _message_of(body: Any) -> tuple[str, str]:
@@ -579,10 +625,12 @@ def _message_of(body: Any) -> tuple[str, str]:
     return message, str(body.get("code") or body.get("type") or "")
 
 
-def _root_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, and what it came from; the root last."""
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    return causes
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

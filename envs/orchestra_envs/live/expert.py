@@ -6,11 +6,19 @@
 
 `orchestra_envs.live.chat` says how to start a local server. The expert is handed the task's question, the results of
 the calls so far and the policy's instruction, as in ToolOrchestra; `sees` narrows or widens that. Its answer is what
-the policy reads, reasoning left out. Tokens are charged by `price`, failed attempts that had begun to answer included;
-where the endpoint sends no usage they are estimated and the cost is marked as not known. Cached input tokens are
-charged in full.
+the policy reads, reasoning left out. Tokens are charged by `price`; where the endpoint sends no usage they are
+estimated and the cost is marked as not known. Cached input tokens are charged in full.
+
+Failed attempts cost nothing if the endpoint refused them or could not be reached. One that timed out or broke off after
+it was sent may be billed: it is charged by estimates of the request and of what had come of the answer (which only
+`stream` can tell), and the cost is marked as not known. So that this holds for the last attempt too, requests end
+a little before the tool's own time limit, by a tenth of it or one second; the call is then "unavailable". What the tool
+cuts off itself (a copy of it with a shorter `timeout_s`, say) is charged nothing.
 """
 
+import asyncio
+import contextvars
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -72,7 +80,7 @@ def expert_tool(
         prices: a price table, see `prices.model_price`.
         latency_s: seconds that the policy is told to expect; what a call took is measured.
         timeout_s: limit of a call, its retries and pauses included.
-        attempt_timeout_s: limit of one request; None gives each the whole time.
+        attempt_timeout_s: limit of one request; None gives each all the time that is left.
         retry: of requests that failed for a passing reason; None for none. A mapping has `Retry`'s fields.
         limiter: bounds the calls of all episodes of the process, and of all tools that are given the same one. A
             mapping has `Limiter`'s fields.
@@ -91,6 +99,7 @@ def expert_tool(
     if attempt_timeout_s is None:
         attempt_timeout_s = timeout_s
     endpoint = Endpoint(model, base_url, api_key_env, attempt_timeout_s, dict(extra or {}))
+    deadline = _Deadline(timeout_s)
     if sees not in get_args(Sees):
         raise ValueError(f"expert {name!r}: sees must be one of {', '.join(get_args(Sees))}, not {sees!r}")
     if isinstance(max_context_chars, bool) or not isinstance(max_context_chars, int) or max_context_chars < 1:
@@ -104,20 +113,30 @@ def expert_tool(
     async def consult(instruction: str = "", *, context: CallContext) -> ToolResult:
         prompt = expert_prompt(instruction, context, sees, max_context_chars)
         system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        left_s = deadline.left_s()
         start = time.perf_counter()
         try:
             reply = await chat(
-                endpoint,
+                dataclasses.replace(endpoint, timeout_s=min(left_s, endpoint.timeout_s)),
                 [*system, {"role": "user", "content": prompt}],
                 stream=stream,
                 max_output_tokens=max_output_tokens,
                 temperature=temperature,
             )
         except ChatError as error:
-            raise _unavailable(error, name, endpoint, tool_price, time.perf_counter() - start) from None
+            latency_s = time.perf_counter() - start
+            is_last = latency_s >= left_s - 0.01  # time limits may end a little early
+            raise _unavailable(error, name, endpoint, tool_price, latency_s, is_last=is_last) from None
+        deadline.forget()
         if not reply.text:
-            cost_usd = _cost_usd(tool_price, reply, time.perf_counter() - start)
-            raise ToolUnavailableError(_why_empty(reply), transient=False, cost_usd=cost_usd)
+            raise ToolUnavailableError(
+                _why_empty(reply),
+                transient=False,
+                cost_usd=_beside_tokens_usd(tool_price, time.perf_counter() - start),
+                input_tokens=reply.input_tokens,
+                output_tokens=reply.output_tokens,
+                cost_known=reply.usage_known,
+            )
         return ToolResult(
             reply.text,
             input_tokens=reply.input_tokens,
@@ -203,21 +222,57 @@ def _conversation(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in messages)
 
 
-def _cost_usd(price: Price, reply: ChatReply, latency_s: float) -> float:
-    return price.cost_usd(input_tokens=reply.input_tokens, output_tokens=reply.output_tokens, latency_s=latency_s)
+class _Deadline:
+    """When the requests of a call must end, over its attempts, for its tool to account for the last of them, too.
+
+    The attempts of a call run in one task, and each call in one of its own, so that a context variable tells calls
+    apart.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._margin_s = min(1.0, 0.1 * timeout_s)
+        self._start: contextvars.ContextVar[float | None] = contextvars.ContextVar("start", default=None)
+
+    def left_s(self) -> float:
+        """Seconds that the next request may take.
+
+        Raises:
+            ToolUnavailableError: there are none left.
+        """
+        now = asyncio.get_running_loop().time()
+        start = self._start.get()
+        if start is None or now >= start + self._timeout_s:  # the first attempt of a call
+            self._start.set(start := now)
+        left_s = start + self._timeout_s - self._margin_s - now
+        if left_s <= 0:
+            raise ToolUnavailableError(f"no answer within {self._timeout_s:g} s", transient=False)
+        return left_s
+
+    def forget(self) -> None:
+        """The call is over."""
+        self._start.set(None)
+
+
+def _beside_tokens_usd(price: Price, latency_s: float) -> float:
+    """What a request costs beside its tokens."""
+    return price.cost_usd(latency_s=latency_s)
 
 
 def _unavailable(
-    error: ChatError, name: str, endpoint: Endpoint, price: Price, latency_s: float
+    error: ChatError, name: str, endpoint: Endpoint, price: Price, latency_s: float, *, is_last: bool
 ) -> ToolUnavailableError:
-    """The error as the policy may read it: which model is behind an alias is not told."""
+    """The error as the policy may read it: which model is behind an alias is not told. `is_last`: no time is left."""
     if not error.transient:
         _warn_once(name, endpoint.identity, str(error))
     return ToolUnavailableError(
         _without_names(str(error), endpoint),
-        transient=error.transient,
+        transient=error.transient and not is_last,
         retry_after_s=error.retry_after_s,
-        cost_usd=_cost_usd(price, error.partial, latency_s) if error.partial else 0.0,
+        cost_usd=_beside_tokens_usd(price, latency_s) if error.input_tokens or error.output_tokens else 0.0,
+        input_tokens=error.input_tokens,
+        output_tokens=error.output_tokens,
+        cost_known=error.cost_known,
     )
 
 

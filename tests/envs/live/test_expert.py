@@ -190,23 +190,29 @@ def test_wrong_arguments_cost_nothing(arguments):
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "billed"),
     [
-        Answer(status=429, headers={"Retry-After": "0"}),
-        Answer(status=500),
-        Answer(drop="headers"),
-        Answer(drop="middle"),
-        Answer(body=b'{"choices": ['),
-        Answer(choices=False),
+        (Answer(status=429, headers={"Retry-After": "0"}), "nothing"),
+        (Answer(status=500), "nothing"),
+        (Answer(body=b'{"error": {"message": "overloaded", "code": 503}}'), "nothing"),
+        (Answer(drop="headers"), "estimate"),
+        (Answer(drop="middle"), "estimate"),
+        (Answer(body=b'{"choices": ['), "estimate"),
+        (Answer(choices=False), "usage"),
     ],
-    ids=["429", "500", "closed before headers", "closed in the middle", "broken JSON", "empty choices"],
+    ids=["429", "500", "503 in a body", "closed before headers", "closed in the middle", "broken JSON", "no choices"],
 )
-def test_a_passing_fault_is_tried_again_and_counted(bad):
+def test_a_passing_fault_is_tried_again_counted_and_charged_if_it_may_be_billed(bad, billed):
     record, server = record_of([bad, bad, "Oslo"])
     assert (record.status, record.text, record.attempts) == ("ok", "Oslo", 3)
     assert len(server.requests) == 3
     num_in = len(prompts(server)[0].split())
-    assert record.cost_usd == pytest.approx(num_in * 1e-3 + 1e-2)  # the refused attempts were not billed
+    estimated = estimate_tokens(json.dumps([server.requests[0]["messages"], []]))
+    failed_in, failed_out = {"nothing": (0, 0), "estimate": (estimated, 0), "usage": (num_in, 1)}[billed]
+    tokens = num_in + 2 * failed_in, 1 + 2 * failed_out
+    assert (record.input_tokens, record.output_tokens) == tokens
+    assert record.cost_usd == pytest.approx(tokens[0] * 1e-3 + tokens[1] * 1e-2)
+    assert record.cost_known == (billed != "estimate")
 
 
 def test_the_wait_that_the_server_asks_for_is_kept():
@@ -248,16 +254,48 @@ def test_a_refusal_is_not_tried_again(status):
 
 
 @both_ways
-def test_a_slow_endpoint_ends_at_the_time_limit(stream):
-    record, _ = record_of([Answer(delay_s=30.0)], stream=stream, timeout_s=0.4)
-    assert (record.status, record.error_type) == ("error", "timeout")
-    assert record.cost_usd == 0.0
-    assert record.latency_s == pytest.approx(0.4)
+def test_a_slow_endpoint_ends_before_the_time_limit_and_may_be_billed(stream):
+    record, server = record_of([Answer(delay_s=30.0)], stream=stream, timeout_s=2.0)
+    assert (record.status, record.error_type, record.attempts) == ("error", "unavailable", 1)
+    assert record.text == "Error: expert is unavailable: no answer within 1.8 s"
+    assert 1.7 < record.latency_s < 2.0
+    assert (record.input_tokens > 0, record.output_tokens, record.cost_known) == (True, 0, False)
+    assert record.cost_usd == pytest.approx(record.input_tokens * 1e-3)
+    assert len(server.requests) == 1
+
+
+def test_what_had_been_streamed_at_the_time_limit_is_charged():
+    slow = Answer("word " * 1000, piece_chars=5, chunk_delay_s=0.05)
+    record, _ = record_of([slow], stream=True, timeout_s=2.0)
+    assert (record.error_type, record.attempts, record.cost_known) == ("unavailable", 1, False)
+    assert 10 < record.output_tokens < 100
+    assert record.cost_usd == pytest.approx(record.input_tokens * 1e-3 + record.output_tokens * 1e-2)
+
+
+def test_the_last_of_several_attempts_ends_before_the_time_limit_too():
+    script = [Answer(status=500), Answer(delay_s=30.0)]
+    record, server = record_of(script, timeout_s=2.0, retry=Retry(3, base_delay_s=0.0))
+    assert (record.error_type, record.attempts, record.cost_known) == ("unavailable", 2, False)
+    assert record.cost_usd == pytest.approx(record.input_tokens * 1e-3) != 0.0
+    assert record.latency_s < 2.0
+    assert len(server.requests) == 2
+
+
+def test_each_call_has_the_whole_time():
+    with OpenAIServer([Answer(delay_s=30.0), Answer(delay_s=1.2)]) as server:
+        tool = expert(server, timeout_s=2.0)
+        assert [call(tool)[0].status for _ in range(3)] == ["error", "ok", "ok"]
+
+
+def test_what_the_tool_itself_cuts_off_is_charged_nothing():
+    with OpenAIServer([Answer(delay_s=30.0)]) as server:
+        (record,) = call(dataclasses.replace(expert(server), timeout_s=0.4))
+    assert (record.error_type, record.latency_s, record.cost_usd) == ("timeout", 0.4, 0.0)
 
 
 def test_a_slow_attempt_is_followed_by_another():
     record, _ = record_of([Answer(delay_s=30.0), "Oslo"], timeout_s=30.0, attempt_timeout_s=0.3)
-    assert (record.text, record.attempts) == ("Oslo", 2)
+    assert (record.text, record.attempts, record.cost_known) == ("Oslo", 2, False)
 
 
 def test_attempts_that_had_begun_to_answer_are_charged():
@@ -266,6 +304,7 @@ def test_attempts_that_had_begun_to_answer_are_charged():
     assert (record.text, record.attempts) == ("Oslo", 2)
     only_good = len(prompts(server)[0].split()) * 1e-3 + 1e-2
     assert record.cost_usd > only_good + 10 * 1e-2
+    assert not record.cost_known
     record, _ = record_of([bad], stream=True)
     assert (record.error_type, record.attempts) == ("unavailable", 3)
     assert record.cost_usd > 3 * 10 * 1e-2
@@ -280,6 +319,7 @@ def test_an_empty_answer_is_an_error_that_is_charged(text, stream):
     assert (record.status, record.error_type, record.attempts) == ("error", "unavailable", 1)
     assert "no answer" in record.text
     assert record.cost_usd == pytest.approx(5e-3 + 7e-2)
+    assert (record.input_tokens, record.output_tokens, record.cost_known) == (5, 7, True)
     assert len(server.requests) == 1
 
 
@@ -305,6 +345,7 @@ def test_an_address_that_does_not_answer_is_not_told_either():
     (record,) = call(tool)
     assert record.error_type == "unavailable"
     assert "localhost" not in record.text
+    assert (record.cost_usd, record.cost_known) == (0.0, True)
 
 
 def test_a_missing_key_is_told_when_made_and_when_called(monkeypatch, caplog):
