@@ -14,7 +14,7 @@ from orchestra_envs.baselines import make_policy
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.rollout.policy import Policy
 from orchestra_jax.rollout.rollout import Rollout, RolloutLimits, task_prompt_ids
-from orchestra_jax.sampler.sampler import Sampler
+from orchestra_jax.sampler.engine import Engine
 
 CHECKED_TASKS = 16
 """Tasks whose prompts are measured before a run begins."""
@@ -38,19 +38,18 @@ def eval_kwargs(config: RunConfig) -> dict[str, Any]:
 
 
 def build_rollout(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any], rows: int) -> Rollout:
-    """Sampler and environments for `rows` episodes at once."""
-    sampler = Sampler(
+    """Engine and environments for `rows` episodes at once."""
+    engine = Engine(
         policy.config,
-        rows=rows,
+        slots=rows,
         capacity=config.rollout.max_tokens,
-        max_new_tokens=config.rollout.max_turn_tokens,
         stop_ids=policy.chat.stop_ids,
         seed=config.seed,
         dtype=policy.params["embed_tokens"].dtype,
     )
     return Rollout(
         partial(make_env, config, env_kwargs),
-        sampler,
+        engine,
         policy.chat,
         tool_style=config.text.tools,
         limits=RolloutLimits(config.rollout.max_turn_tokens, config.rollout.max_observation_tokens),
@@ -124,6 +123,7 @@ def check_scripted(config: RunConfig, key: str, names: Iterable[str], env_kwargs
                     raise ValueError("it tells no tools (info['tools_json']), which scripted policies choose from")
                 policy.reset(env, observation, info, np.random.default_rng(seed))
     except (ValueError, KeyError) as error:
-        raise ConfigError(f"{key}: {name} cannot act in {config.env.id}: {error}") from None
+        instead = "; set sft=null, or another sft.router" if key == "sft.router" else ""
+        raise ConfigError(f"{key}: {name} cannot act in {config.env.id}: {error}{instead}") from None
     finally:
         env.close()

@@ -279,7 +279,7 @@ class Engine:
                 self._state, *_ = self._sample(params, np.stack([nowhere, zeros, zeros]), ones, zeros, filled)
                 times.append((f"decode {rows} x {filled}", time.perf_counter() - start))
                 start = time.perf_counter()
-                self._state = _copy_slots(self._state, zeros, nowhere, filled=filled)
+                self._state = _copy_slots(self._state, np.zeros((rows, 2), np.int32), filled=filled)
                 times.append((f"copy {rows} x {filled}", time.perf_counter() - start))
                 for width in _widths(self.chunk):
                     if width > filled or (width > 1 and rows > (max_prefill_rows or slots)):
@@ -401,10 +401,10 @@ class Engine:
         if not copies:
             return
         rows = _bucket_of(len(copies), self.slots)
-        nowhere = self.slots
-        table = np.array(copies + [(0, nowhere, 0)] * (rows - len(copies)), np.int32)
-        filled = _length_of(int(table[:, 2].max()), self.capacity)
-        self._state = _copy_slots(self._state, table[:, 0], table[:, 1], filled=filled)
+        table = np.zeros((rows, 2), np.int32)  # what is left over copies slot 0 into itself
+        table[: len(copies)] = [copy[:2] for copy in copies]
+        filled = _length_of(max(length for _, _, length in copies), self.capacity)
+        self._state = _copy_slots(self._state, table, filled=filled)
 
     def _prefill(self) -> None:
         """One chunk of what is missing, for all slots that miss something."""
@@ -417,7 +417,7 @@ class Engine:
         tokens = np.zeros((rows, width), np.int32)
         table = np.zeros((3, rows), np.int32)  # slot, length, count
         table[0] = self.slots
-        for row, (index, count) in enumerate(zip(indices, counts)):
+        for row, index, count in zip(self._rows(indices, rows), indices, counts):
             slot = self._slots[index]
             assert slot.request is not None
             length = len(slot.tokens)
@@ -430,6 +430,10 @@ class Engine:
         filled = _length_of(max(int((table[1] + table[2]).max()), width), self.capacity)
         self._state = _append(self.config, self._params, self._state, tokens, *table, filled=filled)
 
+    def _rows(self, indices: list[int], rows: int) -> Sequence[int]:
+        """The rows of a round for these slots: a round of all slots is in their order, and works in place."""
+        return indices if rows == self.slots else range(len(indices))
+
     def _decode(self) -> list[SampledTurn]:
         """A few tokens for every slot whose prompt is complete."""
         indices = [i for i, slot in enumerate(self._slots) if slot.request and not slot.missing]
@@ -439,7 +443,8 @@ class Engine:
         table = np.zeros((3, rows), np.int32)  # slot, length, limit
         table[0] = self.slots
         temperatures, trajectories = np.ones(rows, np.float32), np.zeros(rows, np.int64)
-        for row, index in enumerate(indices):
+        placed = list(zip(self._rows(indices, rows), indices))
+        for row, index in placed:
             slot = self._slots[index]
             assert slot.request is not None
             room = self.capacity - len(slot.tokens)
@@ -454,7 +459,7 @@ class Engine:
         self.stats.slot_steps += int(counts.sum())
         self.stats.sampled_tokens += int(counts.sum())
         done = []
-        for row, index in enumerate(indices):
+        for row, index in placed:
             count = int(counts[row])
             self._take(self._slots[index], tokens[row, :count].tolist(), logprobs[row, :count].tolist())
             if turn := self._ended(self._slots[index], bool(stopped[row])):
@@ -502,10 +507,10 @@ def _length_of(length: int, capacity: int) -> int:
 
 
 def _widths(chunk: int) -> list[int]:
-    """1, 32, 128, 512, ... and `chunk`."""
-    sizes = [1, 32]
-    while sizes[-1] * 4 < chunk:
-        sizes.append(sizes[-1] * 4)
+    """1, 16, 32, 64, ... and `chunk`."""
+    sizes = [1, 16]
+    while sizes[-1] * 2 < chunk:
+        sizes.append(sizes[-1] * 2)
     return [size for size in sizes if size < chunk] + [chunk]
 
 
@@ -532,13 +537,24 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 # --------------------------------------------------------------------------------------------------------------
 
 
-def _view(state: _DeviceState, slots: jax.Array, lengths: jax.Array, filled: int) -> KVCache:
-    """The first `filled` positions of some slots as a cache of its own; a slot out of range gives any other."""
+def _in_place(state: _DeviceState, slots: jax.Array, filled: int) -> bool:
+    """Whether a round is of all slots, in their order, and of all positions: nothing need be taken out."""
+    return slots.shape[0] == state.logits.shape[0] and filled == state.cache.keys[0].shape[2]
+
+
+def _view(state: _DeviceState, slots: jax.Array, lengths: jax.Array, filled: int) -> tuple[KVCache, jax.Array]:
+    """The first `filled` positions of some slots as a cache of its own, and their logits.
+
+    A slot out of range gives any other.
+    """
+    if _in_place(state, slots, filled):
+        return state.cache._replace(lengths=lengths), state.logits
 
     def rows(array: jax.Array) -> jax.Array:
         return array[:, :, :filled][slots] if filled < array.shape[2] else array[slots]
 
-    return KVCache(tuple(map(rows, state.cache.keys)), tuple(map(rows, state.cache.values)), lengths)
+    cache = KVCache(tuple(map(rows, state.cache.keys)), tuple(map(rows, state.cache.values)), lengths)
+    return cache, state.logits[slots]
 
 
 def _write_back(
@@ -546,6 +562,8 @@ def _write_back(
 ) -> _DeviceState:
     """Enters up to `width` new positions from `start` of each row of a view, and its logits, into its slot."""
     filled = view.keys[0].shape[2]
+    if _in_place(state, slots, filled):
+        return _DeviceState(view, row_logits)
     offsets = start[:, None] + jnp.arange(width)[None, :]
     targets = jnp.where(offsets < view.lengths[:, None], offsets, state.cache.keys[0].shape[2])  # dropped
     sources = jnp.minimum(offsets, filled - 1)
@@ -561,25 +579,37 @@ def _write_back(
 
 
 @partial(jax.jit, static_argnames=("filled",), donate_argnames=("state",))
-def _copy_slots(state: _DeviceState, sources: jax.Array, targets: jax.Array, *, filled: int) -> _DeviceState:
-    """The first `filled` positions of slots into others, and their logits.
+def _copy_slots(state: _DeviceState, table: jax.Array, *, filled: int) -> _DeviceState:
+    """The first `filled` positions of slots into others, and their logits, one copy [source, target] after the other.
 
-    What is beyond the wanted length is overwritten later, and so are the logits if more tokens follow.
+    What is beyond the wanted length is overwritten later, and so are the logits if more tokens follow. (Slices in a
+    loop are plain memory copies; as one scatter they took several times as long as the decoding on CPU.)
     """
 
-    def copy(whole: jax.Array) -> jax.Array:
-        return whole.at[targets, :, :filled].set(whole[sources, :, :filled], mode="drop")
+    def copy(index: jax.Array, state: _DeviceState) -> _DeviceState:
+        source, target = table[index, 0], table[index, 1]
 
-    cache = KVCache(tuple(map(copy, state.cache.keys)), tuple(map(copy, state.cache.values)), state.cache.lengths)
-    return _DeviceState(cache, state.logits.at[targets].set(state.logits[sources], mode="drop"))
+        def row(array: jax.Array) -> jax.Array:
+            size = (1, array.shape[1], filled, array.shape[3]) if array.ndim == 4 else (1, *array.shape[1:])
+            start = (0,) * (array.ndim - 1)
+            return jax.lax.dynamic_update_slice(
+                array, jax.lax.dynamic_slice(array, (source, *start), size), (target, *start)
+            )
+
+        keys, values = tuple(map(row, state.cache.keys)), tuple(map(row, state.cache.values))
+        return _DeviceState(state.cache._replace(keys=keys, values=values), row(state.logits))
+
+    return jax.lax.fori_loop(0, table.shape[0], copy, state)
 
 
 @partial(jax.jit, static_argnames=("config", "filled"), donate_argnames=("state",))
 def _append(config: ModelConfig, params: Params, state, tokens, slots, lengths, counts, *, filled: int) -> _DeviceState:
     """New tokens [rows, width] (counts[r] of them) behind the `lengths` that the slots hold."""
-    hidden, view = extend(config, params, _view(state, slots, lengths, filled), tokens, counts)
+    view, row_logits = _view(state, slots, lengths, filled)
+    hidden, view = extend(config, params, view, tokens, counts)
     last = jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
-    return _write_back(state, view, logits(config, params, last), slots, lengths, tokens.shape[1])
+    row_logits = jnp.where((counts > 0)[:, None], logits(config, params, last), row_logits)
+    return _write_back(state, view, row_logits, slots, lengths, tokens.shape[1])
 
 
 @partial(jax.jit, static_argnames=("config", "filled", "steps", "stop_ids"), donate_argnames=("state",))
@@ -621,8 +651,7 @@ def _decode(
 
     start = (
         jnp.int32(0),
-        _view(state, slots, lengths, filled),
-        state.logits[slots],
+        *_view(state, slots, lengths, filled),
         limits > 0,
         jnp.zeros((rows,), bool),
         jnp.zeros((rows, steps), jnp.int32),

@@ -247,9 +247,7 @@ def one_step(
 ) -> tuple[TrainState, dict[str, Any]]:
     """Rollouts, rewards, update. Returns the new state and the row for metrics.jsonl."""
     started = time.perf_counter()
-    episodes = rollout.run(
-        state.params, step_jobs(config, step), policy_version=step - 1, num_groups=config.rollout.tasks_per_step
-    )
+    episodes = rollout.run(state.params, step_jobs(config, step), policy_version=step - 1)
     rolled_out = time.perf_counter()
     size = config.rollout.group_size
     groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from orchestra_envs import UnicodeText, make
+from orchestra_envs import Task, ToolCall, ToolEnv, UnicodeText, make, render_call, tool
 
 from orchestra_jax.models.config import preset
 from orchestra_jax.models.decoder import forward, init_params
 from orchestra_jax.rollout.rollout import CUT_MARKER, Job, Rollout, RolloutLimits, task_prompt_ids
-from orchestra_jax.sampler.sampler import Generation, Sampler
+from orchestra_jax.sampler.engine import Engine, SampledTurn
 from orchestra_jax.text.chat import ChatFormat
 from orchestra_jax.text.tokenizer import load_tokenizer
 
@@ -31,28 +35,50 @@ def params():
 
 
 def build(chat, make_env, rows, capacity=256):
-    sampler = Sampler(
-        CONFIG, rows=rows, capacity=capacity, max_new_tokens=12, stop_ids=chat.stop_ids, seed=0, dtype=jnp.float32
+    engine = Engine(
+        CONFIG, slots=rows, capacity=capacity, stop_ids=chat.stop_ids, seed=0, dtype=jnp.float32, steps=8, chunk=256
     )
-    return Rollout(make_env, sampler, chat, tool_style="compact", limits=LIMITS)
+    return Rollout(make_env, engine, chat, tool_style="compact", limits=LIMITS)
+
+
+class ScriptedEngine:
+    """In place of the engine: every conversation gets the given turns (text, or token ids of a turn that was cut)."""
+
+    def __init__(self, engine, chat, turns):
+        self.slots, self.capacity = engine.slots, engine.capacity
+        self.turns = [(chat.turn_ids(turn), True) if isinstance(turn, str) else (turn, False) for turn in turns]
+        self.queue, self.said, self.released, self.version = [], {}, [], None
+
+    def reset(self):
+        self.said = {}
+
+    def use(self, params, version):
+        self.version = version
+
+    @property
+    def busy(self):
+        return bool(self.queue)
+
+    def submit(self, request):
+        assert len(request.tokens) < self.capacity
+        self.queue.append(request)
+
+    def release(self, key):
+        self.released.append(key)
+
+    def run(self):
+        requests, self.queue = self.queue, []
+        return list(map(self._turn, requests))
+
+    def _turn(self, request):
+        number = self.said[request.key] = self.said.get(request.key, -1) + 1
+        tokens, stopped = self.turns[number]
+        return SampledTurn(request.key, list(tokens), [-0.5] * len(tokens), stopped, self.version)
 
 
 def script(rollout, chat, turns):
-    """Replaces sampling by given turns (text, or token ids for a turn that a limit cut)."""
-    queue = list(turns)
-
-    def generate(params, state, limits, temperatures, trajectories):
-        turn = queue.pop(0)
-        ids = chat.turn_ids(turn) if isinstance(turn, str) else turn
-        rows = rollout.sampler.rows
-        tokens = np.zeros((rows, max(64, len(ids))), np.int32)
-        tokens[:, : len(ids)] = ids
-        counts = np.full(rows, len(ids)) * (np.asarray(limits) > 0)
-        stopped = np.full(rows, isinstance(turn, str))
-        return Generation(tokens, np.full(tokens.shape, -0.5, np.float32), counts, stopped), state
-
-    rollout.sampler.generate = generate
-    rollout.sampler.append = lambda params, state, observations: state
+    """Replaces sampling by given turns."""
+    rollout.engine = ScriptedEngine(rollout.engine, chat, turns)
 
 
 def market():
@@ -151,3 +177,68 @@ def test_fault_of_an_environment_does_not_take_the_batch(chat, params):
     broken, whole = rollout.run(params, [Job(1, k, k) for k in range(2)], policy_version=0)
     assert broken.infra_failure
     assert whole.end_reason == "terminated"
+
+
+def test_a_slow_tool_holds_up_nobody_and_tools_overlap(chat, params):
+    """Six episodes on three slots: the tools of one round meet each other; a slow one waits alone."""
+    order, under_way, most = [], [0], [0]
+
+    async def wait() -> str:
+        """Waits."""
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        await asyncio.sleep(0.3)
+        under_way[0] -= 1
+        return "waited"
+
+    class Waiting(ToolEnv):
+        tools = (tool(wait),)
+
+        def sample_task(self, rng, options):
+            return Task("Wait.")
+
+        def score(self, task, answer):
+            order.append(answer)
+            return 1.0
+
+    rollout = build(chat, lambda: Waiting(max_turns=3), rows=3)
+    script(rollout, chat, [render_call(ToolCall("wait", {})), "Answer: done"])
+    episodes = rollout.run(params, [Job(seed, 0, seed) for seed in range(6)], policy_version=0)
+    assert [episode.outcome for episode in episodes] == [1.0] * 6
+    assert [episode.seed for episode in episodes] == list(range(6))
+    assert most[0] == 3
+    assert sorted(rollout.engine.released) == list(range(6))
+
+
+def test_plain_environments_are_stepped_in_threads_where_asked(chat, params):
+    barrier = threading.Barrier(2, timeout=20)
+
+    class Meeting(Foreign):
+        def step(self, action):
+            barrier.wait()
+            return super().step(action)
+
+    rollout = build(chat, Meeting, rows=2)
+    rollout._threads = ThreadPoolExecutor(2)
+    script(rollout, chat, ["a", "b", "c"])
+    episodes = rollout.run(params, [Job(1, k, k) for k in range(2)], policy_version=0)
+    assert [episode.end_reason for episode in episodes] == ["terminated"] * 2
+    rollout.close()
+
+
+def test_an_interrupt_in_a_tool_is_the_users(chat, params):
+    async def stop() -> str:
+        """Is interrupted."""
+        await asyncio.sleep(0)
+        raise KeyboardInterrupt
+
+    class Stopping(ToolEnv):
+        tools = (tool(stop),)
+
+        def sample_task(self, rng, options):
+            return Task("Stop.")
+
+    rollout = build(chat, Stopping, rows=1)
+    script(rollout, chat, [render_call(ToolCall("stop", {}))])
+    with pytest.raises(KeyboardInterrupt):
+        rollout.run(params, [Job(0, 0, 0)], policy_version=0)
