@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from orchestra_envs.baselines import make_policy, run_episode
+from orchestra_envs.judge import judge_usage
 from orchestra_envs.preference import preference_score, preference_vector
 from rich.console import Console
 
@@ -91,7 +92,28 @@ def evaluate_policies(
         "eval_seed": settings.seed,
         "policies": {name: summarize(episodes) for name, episodes in records.items()},
     }
+    if judges := _judges():
+        summary["judges"] = judges
+    for warning in _warnings(summary):
+        console.print(
+            f"WARNING: {warning}", style="bold red", markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
     return Evaluation(summary, records)
+
+
+def _judges() -> dict[str, dict[str, Any]]:
+    """What the language models that judged in this process did and cost, by model."""
+    return {model: usage.as_dict() for model, usage in judge_usage()}
+
+
+def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What must be known before the numbers are believed: one line each."""
+    for name, entry in summary["policies"].items():
+        if entry["warning"]:
+            yield f"{name}: {entry['warning']}"
+    for model, usage in summary.get("judges", {}).items():
+        if usage["num_failures"]:
+            yield f"the judge {model} gave no verdict {usage['num_failures']} times"
 
 
 def scripted_names(config: RunConfig, names: Sequence[str], key: str = "eval.baselines") -> list[str]:
@@ -155,10 +177,13 @@ def add_preference_scores(records: Records, reference: Records) -> None:
     """Writes each record's "preference" score relative to the reference policy's record of the same task.
 
     ToolOrchestra appendix L with its sign mended, see `orchestra_envs.preference`. Where a task states no preference,
-    outcome, cost and latency weigh 1.
+    outcome, cost and latency weigh 1. None where the reference's episode was dropped: there is nothing to compare with.
     """
-    by_seed = {record["seed"]: record for record in reference}
+    by_seed = {record["seed"]: record for record in reference if record.get("end_reason") != "infra_error"}
     for record in records:
+        if record["seed"] not in by_seed:
+            record["preference"] = None
+            continue
         weights = record["weights"] or {"outcome": 1.0, "cost": 1.0, "latency": 1.0}
         record["preference"] = preference_score(
             _vector(record), _vector(by_seed[record["seed"]]), weights, correct=record["outcome"] > 0.5

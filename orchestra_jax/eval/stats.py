@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Interval = tuple[float, float]
 
+_ESTIMATES = ("accuracy", "cost_usd", "latency_s", "preference", "cost_per_solved_usd")
+
 _MAX_INDICES_AT_ONCE = 1 << 22  # bounds the memory of the resampling: 4M indices of 8 bytes
 
 
@@ -160,17 +162,29 @@ def summarize(
 
     Returns:
         ``accuracy``, ``cost_usd`` and ``latency_s`` (means per episode), ``preference`` (mean, or ``None``
-        where a record has none), ``cost_per_solved_usd`` (total cost over total outcome; ``None`` where nothing
+        where no record has one), ``cost_per_solved_usd`` (total cost over total outcome; ``None`` where nothing
         was solved), ``tools`` (mean calls per episode), ``num_episodes``, ``num_tasks``, ``num_infra_errors``,
-        and ``ci95`` with ``[low, high]`` for the first five (``high`` of the cost per solved task is ``None``
-        where resamples without any solved task reach into the upper tail).
+        ``warning`` (what to know before trusting the numbers, or ``None``), and ``ci95`` with ``[low, high]`` for
+        the first five (``high`` of the cost per solved task is ``None`` where resamples without any solved task
+        reach into the upper tail).
+
+        What fails often fails by kind: wrong answers go to a judge, right ones do not. So where more than half of
+        the episodes were left out, whatever hangs on the outcome is ``None``; where all were, every number is.
 
     Raises:
-        ValueError: no usable record, a missing field, a number that is not finite; names record and field.
+        ValueError: no record, a missing field, a number that is not finite; names record and field.
     """
+    if not records:
+        raise ValueError("no episode to summarize: there are no records")
     used = [r for r in records if r.get("end_reason") != "infra_error"]
+    counts = {
+        "num_episodes": len(used),
+        "num_tasks": len({_field(r, "task_id", i) for i, r in enumerate(used)}),
+        "num_infra_errors": len(records) - len(used),
+        "warning": _dropped_warning(len(used), len(records)),
+    }
     if not used:
-        raise ValueError(f"no episode to summarize: {len(records)} given, all of them ended by infra_error")
+        return {**dict.fromkeys(_ESTIMATES), "tools": {}, **counts, "ci95": dict.fromkeys(_ESTIMATES)}
     tasks = [_field(r, "task_id", i) for i, r in enumerate(used)]
     outcome, cost, latency = (_column(used, name) for name in ("outcome", "cost_usd", "latency_s"))
     mean_ci = partial(bootstrap_ci, num_resamples=num_resamples, seed=seed, level=level)
@@ -183,27 +197,38 @@ def summarize(
         "cost_per_solved_usd": None,
     }
     preference = None
-    if all(r.get("preference") is not None for r in used):
-        scores = _column(used, "preference")
+    if scored := [r for r in used if r.get("preference") is not None]:
+        scores = _column(scored, "preference")
         preference = float(scores.mean())
-        intervals["preference"] = list(mean_ci(scores, tasks))
+        intervals["preference"] = list(mean_ci(scores, [r["task_id"] for r in scored]))
     cost_per_solved = None
     if outcome.sum() > 0:
         cost_per_solved = float(cost.sum() / outcome.sum())
         low, high = _bootstrap_ratio(cost, outcome, tasks, num_resamples, seed, level)
         intervals["cost_per_solved_usd"] = [low, high if math.isfinite(high) else None]
-    return {
+    means = {
         "accuracy": float(outcome.mean()),
         "cost_usd": float(cost.mean()),
         "latency_s": float(latency.mean()),
         "preference": preference,
         "cost_per_solved_usd": cost_per_solved,
-        "tools": _mean_tool_calls(used),
-        "num_episodes": len(used),
-        "num_tasks": len(set(tasks)),
-        "num_infra_errors": len(records) - len(used),
-        "ci95": intervals,
     }
+    if 2 * len(used) < len(records):
+        hidden = dict.fromkeys(("accuracy", "preference", "cost_per_solved_usd"))
+        means, intervals = {**means, **hidden}, {**intervals, **hidden}
+    return {**means, "tools": _mean_tool_calls(used), **counts, "ci95": intervals}
+
+
+def _dropped_warning(num_used: int, num_records: int) -> str | None:
+    if num_used == num_records:
+        return None
+    number = f"counts {num_used}"
+    if 2 * num_used < num_records:
+        number = f"is not given, it would count only {num_used}" if num_used else "is not known, it would count none"
+    return (
+        f"accuracy {number} of {num_records} episodes: the others were dropped as infra_error, for the environment "
+        "failed in them (its score, its judge or its user; the log says how)"
+    )
 
 
 def _bootstrap_ratio(

@@ -45,13 +45,20 @@ def policies_table(summary: Mapping[str, Any], *, title: str | None = None) -> T
     """Table of the policies in ``summary`` (the content of ``summary.json``): means with their 95% intervals.
 
     Costs are in US cents. The best of each column is underlined (the oracle does not compete); rows of the
-    trained policy are coloured and marked by a triangle. Columns that no policy has are left out.
+    trained policy are coloured and marked by a triangle. Columns that no policy has are left out. Where episodes
+    were dropped since the environment failed in them, the accuracy says how many count: ``95.0 (6 of 128)``.
     """
     rows = policy_rows(summary)
+    any_dropped = any(row.counted for row in rows)
     metrics = [m for m in METRICS if any(row.estimates[m.key].value is not None for row in rows)]
+    if any_dropped and METRICS[0] not in metrics:
+        metrics.insert(0, METRICS[0])  # the accuracy, to say how few episodes it would count
+    caption = "95% intervals; underlined: best of the column"
+    if any_dropped:
+        caption += "; (n of m): episodes counted, the others were dropped as infra_error"
     table = Table(
         title=title,
-        caption="95% intervals; underlined: best of the column",
+        caption=caption,
         box=None,
         pad_edge=False,
         padding=(0, 1, 0, 0),
@@ -64,7 +71,10 @@ def policies_table(summary: Mapping[str, Any], *, title: str | None = None) -> T
     for row in rows:
         style = _ROW_STYLES[row.kind]
         name = Text(("▸ " if row.kind == "trained" else "  ") + row.name, style=style)
-        cells = [_cell(row.estimates[m.key], m, style, row.name in best[m.key]) for m in metrics]
+        cells = [
+            _cell(row.estimates[m.key], m, style, row.name in best[m.key], row.counted if m is METRICS[0] else "")
+            for m in metrics
+        ]
         table.add_row(name, *cells)
     return table
 
@@ -110,14 +120,18 @@ def format_duration(seconds: float) -> str:
     return f"{minutes}:{secs:02d}" if minutes else f"{secs} s"
 
 
-def _cell(estimate: Estimate, metric: Metric, style: str, is_best: bool) -> Text:
+def _cell(estimate: Estimate, metric: Metric, style: str, is_best: bool, counted: str) -> Text:
     if estimate.value is None:
-        return Text("–", style="dim")
-    text = Text(format_mean(estimate.value, metric), style=f"{style} underline" if is_best else style)
+        text = Text("–", style="dim")
+    else:
+        text = Text(format_mean(estimate.value, metric), style=f"{style} underline" if is_best else style)
     interval = format_interval(estimate, metric)
     if interval:
         # One break opportunity, between value and interval: a narrow terminal gets them on two lines.
         text.append(" ", style="not underline").append(interval, style="dim not bold not underline")
+    if counted:
+        no_break = counted.replace(" ", "\N{NO-BREAK SPACE}")
+        text.append(" ", style="not underline").append(f"({no_break})", style="bold red not underline")
     return text
 
 

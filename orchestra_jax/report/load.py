@@ -93,6 +93,9 @@ def _read_summary(path: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     for name, entry in policies.items():
         fields = entry if isinstance(entry, dict) else {}
+        if isinstance(fields.get("warning"), str):
+            problems.append(f"Policy {name}: {fields['warning']}.")
+            continue
         missing = [key for key in ("accuracy", "cost_usd", "latency_s") if finite_number(fields.get(key)) is None]
         if missing:
             problems.append(f"summary.json: policy {name!r} has no usable {', '.join(missing)}.")

@@ -227,6 +227,7 @@ def _table(rows: Sequence[PolicyRow]) -> list[dict[str, Any]]:
                     "sort": row.estimates[metric.key].value,
                     "mean": _table_mean(row.estimates[metric.key], metric),
                     "interval": format_interval(row.estimates[metric.key], metric),
+                    "counted": row.counted if metric.key == "accuracy" else "",
                     "best": row.name in best[metric.key],
                     "bar": _bar(row.estimates[metric.key], scale[metric.key]),
                 }

@@ -35,13 +35,24 @@ class Metric:
 
 @dataclass(frozen=True)
 class PolicyRow:
-    """One policy: its name in the summary, a readable label, its kind and one estimate per metric key."""
+    """One policy: its name in the summary, a readable label, its kind and one estimate per metric key.
+
+    The estimates are over `num_episodes`; `num_dropped` more say nothing, since the environment failed in them.
+    """
 
     name: str
     label: str
     kind: Kind
     num_episodes: int | None
     estimates: dict[str, Estimate]
+    num_dropped: int = 0
+
+    @property
+    def counted(self) -> str:
+        """``6 of 128`` where episodes were dropped, else empty."""
+        if not self.num_dropped or self.num_episodes is None:
+            return ""
+        return f"{self.num_episodes} of {self.num_episodes + self.num_dropped}"
 
 
 def format_significant(x: float, digits: int = 3) -> str:
@@ -148,7 +159,12 @@ def _row(name: str, entry: Mapping[str, Any]) -> PolicyRow:
             estimates["cost_per_solved_usd"] = Estimate(cost / accuracy)
     num_episodes = finite_number(entry.get("num_episodes"))
     return PolicyRow(
-        name, policy_label(name), _kind(name), None if num_episodes is None else int(num_episodes), estimates
+        name,
+        policy_label(name),
+        _kind(name),
+        None if num_episodes is None else int(num_episodes),
+        estimates,
+        num_dropped=max(0, int(finite_number(entry.get("num_infra_errors")) or 0)),
     )
 
 

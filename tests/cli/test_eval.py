@@ -161,6 +161,62 @@ def test_an_environment_without_tools_has_no_preference_scores(config, tmp_path,
     assert "tells no tools" in capsys.readouterr().err
 
 
+def test_failed_judging_does_not_look_like_accuracy(config, tmp_path, monkeypatch, capsys):
+    """Right answers need no judge, and wrong ones get no verdict: what is left over is all right."""
+    (tmp_path / "quiz_env.py").write_text(QUIZ)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "out.json"
+    overrides = [
+        "env={id: 'quiz_env:tests/Quiz-v0'}",
+        "eval.num_tasks=16",
+        "--policy",
+        "always:two",
+        "--policy",
+        "random",
+    ]
+    assert main(["eval", str(config), *overrides, "--json", str(out)]) == 0
+    policies = json.loads(out.read_text())["policies"]
+    assert (policies["always:two"]["accuracy"], policies["always:two"]["num_infra_errors"]) == (None, 16)
+    assert policies["random"]["num_episodes"] + policies["random"]["num_infra_errors"] == 16
+    assert 0 < policies["random"]["num_infra_errors"] < 16
+    printed = capsys.readouterr()
+    assert "WARNING: always:two: accuracy is not known, it would count none of 16 episodes" in printed.err
+    assert "WARNING: random: accuracy " in printed.err
+    assert "(0 of 16)" in printed.out.replace("\N{NO-BREAK SPACE}", " ")
+
+
+QUIZ = '''
+import gymnasium as gym
+from orchestra_envs import Task, ToolEnv, tool
+
+
+@tool
+def one() -> str:
+    """One."""
+    return "1"
+
+
+@tool
+def two() -> str:
+    """Two."""
+    return "2"
+
+
+class Quiz(ToolEnv):
+    tools = [one, two]
+
+    def sample_task(self, rng, options):
+        return Task("What is 1?", answer="1")
+
+    def score(self, task, answer):
+        if task.answer in answer:
+            return 1.0
+        raise RuntimeError("the judge is away")
+
+
+gym.register("tests/Quiz-v0", Quiz)
+'''
+
 PLAIN = '''
 import gymnasium as gym
 from orchestra_envs import UnicodeText

@@ -1,10 +1,12 @@
 """Statistics of evaluations against closed formulas and published numbers."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
+from orchestra_jax.eval.evaluate import add_preference_scores
 from orchestra_jax.eval.stats import (
     accuracy_interval,
     bootstrap_ci,
@@ -208,7 +210,6 @@ def test_summarize_says_when_the_cost_per_solved_task_has_no_upper_end():
     ("records", "message"),
     [
         ([], "no episode"),
-        ([episode("a", 1.0, end_reason="infra_error")], "1 given"),
         ([episode("a", 1.0), episode("b", None)], "episode 1 has no 'outcome'"),
         ([{"outcome": 1.0}], "episode 0 has no 'task_id'"),
         ([episode("a", 1.0, cost_usd="cheap")], "cost_usd must be a number"),
@@ -218,3 +219,44 @@ def test_summarize_says_when_the_cost_per_solved_task_has_no_upper_end():
 def test_summarize_names_record_and_field(records, message):
     with pytest.raises(ValueError, match=message):
         summarize(records)
+
+
+def dropped(count):
+    return [episode(f"dropped {number}", 0.0, end_reason="infra_error") for number in range(count)]
+
+
+def test_a_policy_whose_episodes_were_all_dropped_has_a_row_without_numbers():
+    entry = summarize(dropped(3))
+    for key in ("accuracy", "cost_usd", "latency_s", "preference", "cost_per_solved_usd"):
+        assert entry[key] is None
+        assert entry["ci95"][key] is None
+    assert (entry["num_episodes"], entry["num_tasks"], entry["num_infra_errors"]) == (0, 0, 3)
+    assert entry["tools"] == {}
+    assert "accuracy is not known, it would count none of 3 episodes" in entry["warning"]
+    json.dumps(entry, allow_nan=False)
+
+
+def test_no_accuracy_where_most_episodes_were_dropped():
+    entry = summarize([episode("a", 1.0, 0.02, preference=1.0), *dropped(2)])
+    assert (entry["accuracy"], entry["preference"], entry["cost_per_solved_usd"]) == (None, None, None)
+    assert entry["ci95"]["accuracy"] is None
+    assert entry["cost_usd"] == pytest.approx(0.02)
+    assert "it would count only 1 of 3 episodes" in entry["warning"]
+
+
+def test_some_dropped_episodes_are_warned_of():
+    entry = summarize([episode("a", 1.0), *dropped(1)])
+    assert entry["accuracy"] == 1.0
+    assert entry["warning"].startswith("accuracy counts 1 of 2 episodes: the others were dropped as infra_error")
+    assert summarize([episode("a", 1.0)])["warning"] is None
+
+
+def test_a_dropped_episode_is_nothing_to_compare_with():
+    reference = [{**episode("a", 0.0, end_reason="infra_error"), "seed": 0}, {**episode("b", 0.0), "seed": 1}]
+    records = [{**episode(name, 1.0), "seed": seed} for seed, name in enumerate("ab")]
+    for record in [*reference, *records]:
+        record.update(weights={}, tool_counts={})
+    add_preference_scores(records, reference)
+    assert records[0]["preference"] is None
+    assert records[1]["preference"] > 0
+    assert summarize(records)["preference"] == records[1]["preference"]

@@ -170,3 +170,14 @@ def test_progress_bar_on_a_terminal():
     text = console.file.getvalue()
     for part in ("1/10", "reward 1.25", "accuracy 50%", "cost 0.20¢", "1:30 left"):
         assert part in text
+
+
+def test_the_table_says_how_many_episodes_count():
+    lucky = {**entry(1.0, 0.01), "num_episodes": 100, "num_infra_errors": 28}
+    lost = {**entry(None, None), "num_episodes": 0, "num_infra_errors": 128}
+    text = printed(policies_table(summary(a=lucky, b=lost, c=entry(0.5, 0.01)))).replace("\N{NO-BREAK SPACE}", " ")
+    assert "100 (100 of 128)" in text
+    assert "– (0 of 128)" in text
+    assert "the others were dropped as infra_error" in " ".join(text.split())
+    assert "dropped" not in printed(policies_table(summary(c=entry(0.5, 0.01))))
+    assert "(0 of 128)" in printed(policies_table(summary(b=lost))).replace("\N{NO-BREAK SPACE}", " ")

@@ -186,6 +186,17 @@ def test_headline_says_the_result(tmp_path, policies, expected):
     assert expected in headline(run, policy_rows(run.summary))
 
 
+def test_dropped_episodes_are_said(tmp_path):
+    lost = {"accuracy": None, "cost_usd": None, "latency_s": None, "num_episodes": 0, "num_infra_errors": 8}
+    some = {"accuracy": 1.0, "cost_usd": 0.1, "latency_s": 1.0, "num_episodes": 6, "num_infra_errors": 2}
+    policies = {"trained": {**lost, "warning": "accuracy is not known"}, "random": {**some, "warning": "6 of 8"}}
+    run = small_run(tmp_path / "run", summary__json=json.dumps({"policies": policies}))
+    text = text_of(write_report(run).read_text(encoding="utf-8"))
+    for expected in ("Policy trained: accuracy is not known.", "Policy random: 6 of 8.", "0 of 8 episodes"):
+        assert expected in text
+    assert "100% no interval 6 of 8 episodes" in text
+
+
 # --- broken and partial input ---
 
 
