@@ -31,12 +31,13 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
 import math
 import os
 import re
 import threading
 import unicodedata
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -46,6 +47,8 @@ from orchestra_envs.limits import Limiter, Retry, ToolUnavailableError
 from orchestra_envs.prices import as_price, model_price
 from orchestra_envs.toolbox import check_keys, object_from_config, refuse_secrets
 from orchestra_envs.tools import Price, canonical_json
+
+logger = logging.getLogger(__name__)
 
 MAX_ANSWER_WORDS = 500
 MAX_ANSWER_CHARS = 10_000
@@ -77,7 +80,12 @@ class Verdict:
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """What a judge did so far. Dollars are the judge's own; `cost_known` is False if some calls have no known price."""
+    """What a judge did so far.
+
+    Dollars are the judge's own. `cost_known` is False if the tokens of some calls are not known, or no price:
+    `price_known` is False then, and `cost_usd` stays 0.0 without meaning anything. `failures` counts the verdicts
+    that were not given, by what was in the way.
+    """
 
     num_llm_calls: int = 0
     num_cached: int = 0
@@ -86,6 +94,13 @@ class JudgeUsage:
     output_tokens: int = 0
     cost_usd: float = 0.0
     cost_known: bool = True
+    price_known: bool = True
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON; `cost_usd` is None where the price is not known."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return {**plain, "cost_usd": self.cost_usd if self.price_known else None, "failures": dict(self.failures)}
 
 
 # --- What of the reply is judged ---------------------------------------------------------------------------------
@@ -546,6 +561,8 @@ class Judge:
     def __post_init__(self) -> None:
         self._cache: OrderedDict[str, bool] = OrderedDict()
         self._under_way: dict[str, asyncio.Task[bool]] = {}
+        if self.endpoint is not None and self.price is None:
+            self.usage.price_known = self.usage.cost_known = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Judge":
         return self  # one cache and one account, however often Gymnasium copies keyword arguments
@@ -594,11 +611,13 @@ class Judge:
             async with asyncio.timeout(self.timeout_s):
                 verdict = await self._ask_model(question, truths, given)
         except (ToolUnavailableError, ConnectionError, TimeoutError) as error:
-            self.usage.num_failures += 1
             why = str(error) or f"no verdict within {self.timeout_s:g} s"
-            raise JudgeError(f"the judge {self.endpoint.model} could not be asked: {why}") from error
-        except JudgeError:
-            self.usage.num_failures += 1
+            message = f"the judge {self.endpoint.model} could not be asked: {why}"
+            status = getattr(error, "status", None)
+            self._failed(f"HTTP status {status}" if status else type(error).__name__, message)
+            raise JudgeError(message) from error
+        except JudgeError as error:
+            self._failed("no verdict", str(error))
             raise
         finally:
             self._under_way.pop(key, None)
@@ -606,6 +625,14 @@ class Judge:
         if len(self._cache) > MAX_CACHED_VERDICTS:
             self._cache.popitem(last=False)
         return verdict
+
+    def _failed(self, kind: str, message: str) -> None:
+        """Counts a failure; each kind is logged the first time, and with its count at 10, 100, ... times."""
+        self.usage.num_failures += 1
+        self.usage.failures[kind] += 1
+        times = self.usage.failures[kind]
+        if str(times).strip("0") == "1":
+            logger.warning("%s (%s; %d time%s so far)", message, kind, times, "s" * (times > 1))
 
     async def _ask_model(self, question: str, truths: Sequence[str], given: str) -> bool:
         messages, code = judge_messages(question, truths, given)
@@ -734,7 +761,12 @@ def _price(spec: Mapping[str, Any], endpoint: Any) -> Price | None:
         return as_price(price, "judge.price")
     try:
         return model_price(endpoint.model, provider=endpoint.base_url)
-    except (ValueError, ImportError):  # not in the table: tokens are counted, `cost_known` says the rest
+    except (ValueError, ImportError):  # not in the table: tokens are counted, `price_known` says the rest
+        logger.warning(
+            "the price of the judge %s is not known: its tokens are counted, its dollars are not; give judge.price, "
+            "such as price: {input_usd_per_million: 0.25, output_usd_per_million: 2.0} (0 and 0 for a model of yours)",
+            endpoint.model,
+        )
         return None
 
 

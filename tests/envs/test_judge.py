@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from orchestra_envs import Task, ToolEnv
 from orchestra_envs.judge import (
     JUDGE_CONCURRENCY,
@@ -461,7 +462,19 @@ def test_costs_that_are_not_known_are_flagged():
     with OpenAIServer(says("CORRECT")) as server:
         judge = make_judge({"model": "of-nobody", "base_url": server.base_url, "api_key_env": None})
         ask(judge, "Answer: the Countess")
-        assert (judge.usage.cost_usd, judge.usage.cost_known) == (0.0, False)
+        assert (judge.usage.cost_usd, judge.usage.cost_known, judge.usage.price_known) == (0.0, False, False)
+        assert judge.usage.as_dict()["cost_usd"] is None
+
+
+def test_an_unknown_price_is_said_once(caplog):
+    spec = {"model": "a-model-of-nobody", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None}
+    judge = make_judge(spec)
+    assert make_judge(dict(spec)) is judge
+    (record,) = caplog.records
+    assert "the price of the judge a-model-of-nobody is not known" in record.message
+    advice = yaml.safe_load(re.search(r"price: (\{.*?\})", record.message)[1])
+    assert make_judge({**spec, "price": advice}).usage.as_dict()["cost_usd"] == 0.0
+    assert len(caplog.records) == 1
 
 
 def test_answers_without_a_verdict_are_paid_for():
@@ -511,6 +524,24 @@ def test_a_judge_that_gives_no_verdict_raises_and_nothing_is_cached(answer):
             assert judge.usage.num_failures == failures
         server.script = says("CORRECT")
         assert ask(judge, "Answer: the Countess").correct
+
+
+def test_a_failure_is_logged_once_and_counted(caplog):
+    with OpenAIServer([Answer("I cannot say.")]) as server:
+        judge = judge_at(server)
+        for number in range(12):
+            with pytest.raises(JudgeError):
+                ask(judge, f"Answer: the Countess {number}")
+        server.script = [Answer("no", status=401)]
+        with pytest.raises(JudgeError):
+            ask(judge, "Answer: the Countess")
+    assert judge.usage.as_dict()["failures"] == {"no verdict": 12, "HTTP status 401": 1}
+    messages = [record.message for record in caplog.records if record.name == "orchestra_envs.judge"]
+    assert [re.search(r"\(([^()]*); (\d+) times? so far\)", message).groups() for message in messages] == [
+        ("no verdict", "1"),
+        ("no verdict", "10"),
+        ("HTTP status 401", "1"),
+    ]
 
 
 def test_a_judge_that_hangs_is_given_up():
