@@ -94,6 +94,16 @@ class EngineStats:
         """Mean share of the slots that sampled in a decode step."""
         return self.slot_steps / max(1, self.decode_steps * slots)
 
+    def metrics(self, slots: int) -> dict[str, float]:
+        """The counts under their names in `metrics.jsonl`."""
+        return {
+            "sampler/slot_occupancy": self.occupancy(slots),
+            "sampler/prefilled_tokens": self.prefilled_tokens,
+            "sampler/reprefilled_tokens": self.reprefilled_tokens,
+            "sampler/copied_tokens": self.copied_tokens,
+            "time/sampler_s": self.busy_s,
+        }
+
 
 class _DeviceState(NamedTuple):
     cache: KVCache

@@ -109,6 +109,17 @@ def test_a_groups_prompt_is_computed_once(params):
     assert {key: turn.tokens for key, turn in turns.items()} == {key: turn.tokens for key, turn in alone.items()}
 
 
+def test_the_counts_are_told(params):
+    engine = make(params, slots=2)
+    run_all(engine, [Request(i, [1, 2, 3 + i], 4, i) for i in range(2)])
+    metrics = engine.stats.metrics(2)
+    assert metrics["sampler/prefilled_tokens"] == 6
+    assert metrics["sampler/copied_tokens"] == metrics["sampler/reprefilled_tokens"] == 0
+    assert 0.5 <= metrics["sampler/slot_occupancy"] <= 1.0
+    engine.reset()
+    assert engine.stats.metrics(2)["sampler/prefilled_tokens"] == 0
+
+
 def test_those_who_come_later_share_the_beginning(params):
     """The first has sampled on: its logits are not the prompt's any more, so the last token is computed again."""
     (prompt,) = prompts(1, low=60, high=61)
