@@ -82,7 +82,7 @@ class RolloutConfig(Section):
     group_size: int = Field(8, ge=2)
     """Trajectories per task."""
     rows: int | None = Field(None, ge=1)
-    """Episodes sampled at once; default: all of a step."""
+    """Episodes under way at once, each with a place in the cache; default: all of a step."""
     temperature: float = Field(1.0, gt=0)
     """Of sampling, in training and in the `sample` mode of evaluations."""
     max_tokens: int = Field(32_000, ge=16)
@@ -92,7 +92,7 @@ class RolloutConfig(Section):
     max_observation_tokens: int = Field(4_000, ge=8)
     """Of one observation; longer ones are cut, with a marker."""
     env_threads: int = Field(1, ge=1)
-    """Environments stepped at once; raise it where tools wait for a network."""
+    """Plain Gymnasium environments stepped at once; raise it where their steps wait. A ToolEnv needs no threads."""
 
 
 class RewardConfig(Section):

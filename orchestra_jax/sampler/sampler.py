@@ -1,4 +1,7 @@
-"""Multi-turn sampling in JAX over a KV cache that stays between turns.
+"""Multi-turn sampling in JAX over a KV cache that stays between turns, all rows in lock-step.
+
+The simple form of what `engine` does with continuous batching: rollouts use the engine, tests and benchmarks compare it
+with this one, and both draw their tokens by `sample_tokens`.
 
 A batch of rows goes through `start` (each distinct prompt is prefilled once and its cache shared by the rows of its
 group), then `generate` and `append` in turn: generate until every row has stopped, append the observations (prefill of
