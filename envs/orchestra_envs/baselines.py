@@ -58,15 +58,18 @@ class ScriptedPolicy:
     With `fallback`, the first result that is not an error is taken and the rest of the list is not called.
     """
 
-    def __init__(self, choose: _Choose, *, fallback: bool = False) -> None:
+    def __init__(self, name: str, choose: _Choose, *, fallback: bool = False) -> None:
+        self._name = name
         self._choose = choose
         self._fallback = fallback
         self._calls: list[str] = []
         self._arguments: dict[str, dict[str, Any]] = {}
 
     def reset(self, env: gymnasium.Env, observation: str, info: dict[str, Any], rng: np.random.Generator) -> None:
-        """Choose the tools for this episode."""
+        """Choose the tools for this episode; raises ValueError if there are none, or none that the policy knows."""
         specs = json.loads(info["tools_json"])
+        if not specs:
+            raise ValueError(f"policy {self._name}: the environment offers no tools")
         self._arguments = {
             _name(spec): example_arguments(spec["function"]["parameters"], observation) for spec in specs
         }
@@ -113,18 +116,19 @@ def result_value(observation: str) -> str:
 def make_policy(name: str) -> Policy:
     """The scripted policy of this name (see the module's list).
 
-    Raises ValueError for an unknown name; `always:<tool>` raises it at reset if the environment has no such tool.
+    Raises ValueError for an unknown name; the policy raises it at reset if the environment has no tools, or not the one
+    of `always:<tool>`.
     """
     if name.startswith("always:"):
-        return ScriptedPolicy(_always(name.removeprefix("always:")))
+        return ScriptedPolicy(name, _always(name.removeprefix("always:")))
     if name == "demonstration":
         return DemonstrationPolicy()
     if name == "cheapest":
-        return ScriptedPolicy(_by_price, fallback=True)
+        return ScriptedPolicy(name, _by_price, fallback=True)
     choices: dict[str, _Choose] = {"random": _random, "oracle": _oracle, "habit": _habit}
     if name not in choices:
         raise ValueError(f"policy: expected one of {', '.join(POLICY_NAMES)}, got {name!r}")
-    return ScriptedPolicy(choices[name])
+    return ScriptedPolicy(name, choices[name])
 
 
 def _name(spec: dict[str, Any]) -> str:

@@ -134,6 +134,19 @@ def test_policies_run_on_any_tool_environment():
         run_episode(Cities(), make_policy("oracle"), 0)
 
 
+@pytest.mark.parametrize("name", ["random", "cheapest", "oracle", "habit", "always:gpt-5"])
+def test_without_tools_there_is_nothing_to_choose(name):
+    class Bare(ToolEnv):
+        def sample_task(self, rng, options):
+            return Task("2 + 2?", answer="4")
+
+        def score(self, task, answer):
+            return 0.0
+
+    with pytest.raises(ValueError, match=f"^policy {name}: the environment offers no tools$"):
+        run_episode(Bare(), make_policy(name), 0)
+
+
 def test_unknown_names():
     with pytest.raises(ValueError, match="policy: expected one of always:<tool>, random"):
         make_policy("clever")
