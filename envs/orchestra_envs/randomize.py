@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 TOOL_KINDS = ("expert", "search", "code", "function")
 MAX_SPREAD = 1000.0
+DEFAULT_MIN_TOOLS = 2
 
 _ABSENT = "another tool"
 _OPEN_FAMILIES = (
@@ -111,8 +112,13 @@ def _names_of(value: Any) -> Any:
 def _section(value: Any) -> Any:
     """True switches a part on as it is, False off."""
     if not isinstance(value, bool | Mapping | None):
-        raise ValueError("must be true or a mapping")
+        raise ValueError("must be true, false or a mapping")
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+def _listed(value: Any) -> Any:
+    """A name alone stands for a list of it."""
+    return (value,) if isinstance(value, str) else value
 
 
 _Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names_of)]
@@ -125,7 +131,7 @@ class _Strict(pydantic.BaseModel):
 
 
 class _Subset(_Strict):
-    min_tools: _Count = 2
+    min_tools: _Count | None = None
     max_tools: _Count | None = None
     one_of: tuple[_Names, ...] = ()
 
@@ -168,7 +174,7 @@ class _Config(_Strict):
     kinds: dict[str, str] = {}
     subset: Annotated[_Subset | None, pydantic.BeforeValidator(_section)] = None
     aliases: Annotated[_Aliases | None, pydantic.BeforeValidator(_section)] = None
-    price_schedules: str | tuple[str, ...] = ()
+    price_schedules: Annotated[tuple[str, ...], pydantic.BeforeValidator(_listed)] = ()
     price_tables: dict[str, dict[str, dict[str, float]]] = {}
     price_spread: _Factor = 1.0
     latency_spread: _Factor = 1.0
@@ -190,7 +196,8 @@ _SECTIONS: dict[tuple[str | int, ...], type[_Strict]] = {
 def read_randomization(mapping: Mapping[str, Any]) -> Randomization:
     """The randomisation that a mapping of plain values describes. Every key is optional.
 
-    Tools are named by their names or by patterns (`get_*`), or given themselves.
+    Tools are named by their names or by patterns (`get_*`), or given themselves. A name or pattern that fits none of
+    the tools that the environment ever offers is an error of the first `reset`.
 
     Keys:
         split: "train" or "test".
@@ -200,7 +207,8 @@ def read_randomization(mapping: Mapping[str, Any]) -> Randomization:
         shared_tools: tools of both splits that may yet be left out of an episode. Left out: all but experts.
         kinds: {tool: "expert" | "search" | "code" | "function"} where `tool_kind` guesses wrong.
         subset: true or {min_tools, max_tools, one_of}: a random number of the tools that are not kept, at least
-            `min_tools` (2); of every list in `one_of` at least one tool is there.
+            `min_tools` (2, or all if there are fewer); of every list in `one_of` at least one tool is there. A split
+            that shows fewer than `min_tools` shows all of them.
         aliases: true or {tools, styles, hide}: other names for `tools` (all experts), shuffled in every episode. A
             style is a template with {n}, a number, or {letter}, and perhaps {kind}; each episode has one style. In
             descriptions the hidden names, names of model families and the words in `hide` are replaced. What a tool
@@ -258,15 +266,35 @@ def _explained(error: pydantic.ValidationError) -> str:
     """All that is wrong in one line, each with its field."""
     lines = []
     for problem in error.errors():
-        where = ".".join(str(part) for part in ("randomize", *problem["loc"]))
-        if problem["type"] == "extra_forbidden":
+        where = "randomize" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+        if problem["type"] == "missing":
+            lines.append(f"{where}: is missing")
+        elif problem["type"] == "extra_forbidden":
             section = _SECTIONS.get(problem["loc"][:-1])
             there_are = f"; there are {', '.join(section.model_fields)}" if section else ""
             lines.append(f"{where}: no such field{there_are}")
         else:
-            message = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
-            lines.append(f"{where}: {message}, not {problem['input']!r}")
+            lines.append(f"{where}: {_requirement(problem)}, not {problem['input']!r}")
     return "; ".join(lines)
+
+
+_REQUIREMENTS = {
+    "tuple_type": "must be a list of names",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+}
+
+
+def _requirement(problem: Mapping[str, Any]) -> str:
+    """What a value must be, in words of YAML."""
+    if problem["type"] == "tuple_type" and problem["loc"] == ("subset", "one_of"):
+        return "must be a list of lists of names"
+    plain = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    return _REQUIREMENTS.get(problem["type"], plain)
 
 
 def _read_kinds(kinds: Mapping[str, str]) -> Mapping[str, str]:
@@ -279,9 +307,10 @@ def _read_kinds(kinds: Mapping[str, str]) -> Mapping[str, str]:
 def _read_subset(subset: _Subset | None) -> Subset | None:
     if subset is None:
         return None
-    if subset.max_tools is not None and subset.max_tools < max(subset.min_tools, len(subset.one_of)):
+    min_tools = DEFAULT_MIN_TOOLS if subset.min_tools is None else subset.min_tools
+    if subset.max_tools is not None and subset.max_tools < max(min_tools, len(subset.one_of)):
         raise ValueError(
-            f"randomize.subset.max_tools: {subset.max_tools} is less than min_tools ({subset.min_tools}) "
+            f"randomize.subset.max_tools: {subset.max_tools} is less than min_tools ({min_tools}) "
             f"or the lists in one_of ({len(subset.one_of)})"
         )
     return Subset(subset.min_tools, subset.max_tools, subset.one_of)
@@ -326,9 +355,7 @@ def _read_schedules(config: _Config) -> tuple[Mapping[str, Price | tuple[float, 
     tables: dict[str, Mapping[str, Price | tuple[float, float]]] = dict(PUBLISHED_SCHEDULES)
     for schedule, table in config.price_tables.items():
         tables[schedule] = {name: _price(f"{schedule}.{name}", parts) for name, parts in table.items()}
-    names = config.price_schedules
-    if isinstance(names, str):
-        names = tuple(PUBLISHED_SCHEDULES) if names == "published" else (names,)
+    names = tuple(PUBLISHED_SCHEDULES) if config.price_schedules == ("published",) else config.price_schedules
     for name in names:
         if name not in tables:
             raise ValueError(
@@ -419,9 +446,12 @@ def _read_json(where: str, file: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """How many of the tools that are not kept an episode offers; see `read_randomization`."""
+    """How many of the tools that are not kept an episode offers; see `read_randomization`.
 
-    min_tools: int = 2
+    `min_tools` of None: DEFAULT_MIN_TOOLS, or all if there are fewer.
+    """
+
+    min_tools: int | None = None
     max_tools: int | None = None
     one_of: tuple[tuple[str, ...], ...] = ()
 
@@ -453,7 +483,12 @@ class Randomization:
     written_preferences: tuple[WrittenPreference, ...] = ()
 
     def apply(
-        self, tools: Sequence[Tool], preference: Preference | None, rng: np.random.Generator
+        self,
+        tools: Sequence[Tool],
+        preference: Preference | None,
+        rng: np.random.Generator,
+        *,
+        other_tools: Sequence[Tool] | None = None,
     ) -> tuple[tuple[Tool, ...], Preference | None]:
         """The tools and the preference of one episode.
 
@@ -463,14 +498,19 @@ class Randomization:
                 not left out. Replaced if preferences are randomised.
             rng: of the seed of the episode alone. Each part has a stream of its own, so that switching one on leaves
                 the others as they were.
+            other_tools: what the environment offers in other episodes (some of `tools` may be among them): every name
+                and pattern of the configuration must fit one of both. None if that is not known: nothing is checked
+                that another episode might make right.
 
         Returns:
             The tools in the order to show them (aliased ones in the order of their aliases, which tells nothing), and
             the preference. `backend` of an aliased tool is its own, or else its name.
 
         Raises:
-            ValueError: the configuration does not fit these tools, such as a group of `one_of` of which there is none.
+            ValueError: the configuration does not fit these tools: a name or pattern in it fits none, say.
         """
+        if other_tools is not None:
+            self._check_fit({tool.name: tool for tool in (*other_tools, *tools)})
         streams = [np.random.default_rng(int(seed)) for seed in rng.integers(2**63, size=6)]
         subset_rng, alias_rng, price_rng, latency_rng, description_rng, preference_rng = streams
         offered = self._of_split(tools)
@@ -505,6 +545,30 @@ class Randomization:
         """The kind of a tool: as configured, or by `tool_kind`."""
         return next((kind for pattern, kind in self.kinds.items() if fnmatchcase(tool.name, pattern)), tool_kind(tool))
 
+    def _check_fit(self, tools: Mapping[str, Tool]) -> None:
+        """Raises a ValueError for what would do nothing with any of these tools, by name."""
+        named = {
+            "unseen.tools": self.unseen_tools,
+            "keep": self.keep or (),
+            "shared_tools": self.shared_tools or (),
+            "kinds": tuple(self.kinds),
+            "aliases.tools": self.alias_tools or (),
+            "preferences.on_premise": self.on_premise or (),
+        }
+        for key, patterns in named.items():
+            for pattern in patterns:
+                if not any(fnmatchcase(name, pattern) for name in tools):
+                    raise ValueError(
+                        f"randomize.{key}: {pattern!r} fits no tool; there are {', '.join(tools) or 'none'}"
+                    )
+        if self.subset is not None and self.subset.min_tools is not None:
+            optional = [name for name, tool in tools.items() if not self._is_kept(tool)]
+            if self.subset.min_tools > len(optional):
+                raise ValueError(
+                    f"randomize.subset.min_tools: {self.subset.min_tools} is more than there are tools that may be "
+                    f"left out ({len(optional)}: {', '.join(optional) or 'none'})"
+                )
+
     def _is_kept(self, tool: Tool) -> bool:
         if self.keep is None:
             return self.kind(tool) == "function" and tool.price == Price()
@@ -532,12 +596,16 @@ class Randomization:
         for group in self.subset.one_of:
             members = [tool.name for tool in tools if _matches(tool.name, group)]
             if not members:
-                raise ValueError(f"randomize.subset.one_of: none of {', '.join(group)} is among the tools")
+                raise ValueError(
+                    f"randomize.subset.one_of: none of {', '.join(group)} is among the tools of this episode; "
+                    f"there are {', '.join(tool.name for tool in tools) or 'none'}"
+                )
             if not chosen & set(members):
                 chosen.add(members[int(rng.integers(len(members)))])
         chosen |= {name for name in optional if weights.get(name, 0.0) > 0}
         most = min(len(optional), self.subset.max_tools or len(optional))
-        size = int(rng.integers(min(self.subset.min_tools, most), most + 1))
+        least = DEFAULT_MIN_TOOLS if self.subset.min_tools is None else self.subset.min_tools
+        size = int(rng.integers(min(least, most), most + 1))
         for index in rng.permutation(len(optional)):
             if len(chosen & set(optional)) >= size:
                 break

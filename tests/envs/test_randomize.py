@@ -438,18 +438,27 @@ def test_kinds_of_tools(kind, tool):
     [
         ({"price_spread": 0.5}, r"randomize\.price_spread: must be greater than or equal to 1, not 0\.5"),
         ({"price_spread": float("nan")}, r"randomize\.price_spread: must be a finite number, not nan"),
-        ({"latency_spread": True}, r"randomize\.latency_spread: must be a valid number, not True"),
+        ({"latency_spread": True}, r"randomize\.latency_spread: must be a number, not True"),
         ({"price_spred": 2}, r"randomize\.price_spred: no such field; there are split, keep, .*price_spread"),
         ({"subset": {"min": 1}}, r"randomize\.subset\.min: no such field; there are min_tools, max_tools, one_of"),
         (
             {"descriptions": {"profiles": {"a": {"good": 1}}}},
             r"randomize\.descriptions\.profiles\.a\.good: no such field",
         ),
-        ({"subset": 3}, r"randomize\.subset: must be true or a mapping, not 3"),
+        ({"subset": 3}, r"randomize\.subset: must be true, false or a mapping, not 3"),
         ({"subset": {"min_tools": 0}}, r"randomize\.subset\.min_tools: must be greater"),
         ({"subset": {"min_tools": 3, "max_tools": 2}}, r"randomize\.subset\.max_tools: 2 is less than min_tools \(3\)"),
         ({"split": "val"}, r"randomize\.split: must be 'train' or 'test', not 'val'"),
-        ({"keep": "get_order"}, r"randomize\.keep: must be a valid tuple, not 'get_order'"),
+        ({"keep": "get_order"}, r"randomize\.keep: must be a list of names, not 'get_order'"),
+        ({"keep": [3]}, r"randomize\.keep\[0\]: must be text, not 3"),
+        ({"price_schedules": True}, r"^randomize\.price_schedules: must be a list of names, not True$"),
+        ({"price_schedules": [1]}, r"^randomize\.price_schedules\[0\]: must be text, not 1$"),
+        ({"subset": {"one_of": ["search"]}}, r"randomize\.subset\.one_of\[0\]: must be a list of names, not 'search'"),
+        ({"subset": {"one_of": "search"}}, r"randomize\.subset\.one_of: must be a list of lists of names, not"),
+        ({"subset": {"min_tools": "2"}}, r"randomize\.subset\.min_tools: must be a whole number, not '2'"),
+        ({"unseen": True}, r"^randomize\.unseen: must be a mapping, not True$"),
+        ({"kinds": ["a"]}, r"^randomize\.kinds: must be a mapping, not \['a'\]$"),
+        ({"descriptions": {"profiles": {"a": {"strengths": "x"}}}}, r"profiles\.a\.weaknesses: is missing$"),
         ({"kinds": {"a": "b"}}, r"randomize\.kinds\.a: must be one of expert, search, code, function, not 'b'"),
         ({"aliases": {"styles": ["x"]}}, r"randomize\.aliases\.styles: 'x' must be letters.*\{n\} or \{letter\}"),
         ({"aliases": {"styles": ["a b{n}"]}}, r"randomize\.aliases\.styles: 'a b\{n\}' must be letters"),
@@ -519,11 +528,37 @@ def test_unusable_files_are_told(tmp_path, part, data, message):
     [
         ({"subset": {"one_of": [["no_such"]]}}, r"randomize\.subset\.one_of: none of no_such is among the tools"),
         ({"unseen": {"tools": ["*"]}, "keep": []}, r"randomize\.unseen\.tools: leaves no tool for the split 'train'"),
+        ({"unseen": {"tools": ["claude-*"]}, "split": "test"}, r"randomize\.unseen\.tools: 'claude-\*' fits no tool; "),
+        ({"unseen": {"tools": ["gpt-5", "claude-*"]}}, r"'claude-\*' fits no tool; there are get_order, gpt-5, "),
+        ({"keep": ["get_ordr"]}, r"randomize\.keep: 'get_ordr' fits no tool; there are get_order, "),
+        ({"shared_tools": ["serch"]}, r"randomize\.shared_tools: 'serch' fits no tool; "),
+        ({"kinds": {"serch": "search"}}, r"randomize\.kinds: 'serch' fits no tool; "),
+        ({"aliases": {"tools": ["x*"]}}, r"randomize\.aliases\.tools: 'x\*' fits no tool; "),
+        ({"preferences": {"on_premise": ["x"]}}, r"randomize\.preferences\.on_premise: 'x' fits no tool; "),
+        (
+            {"subset": {"min_tools": len(TOOLS) - 1}},
+            rf"randomize\.subset\.min_tools: {len(TOOLS) - 1} is more than .* left out \({len(TOOLS) - 2}: gpt-5, ",
+        ),
     ],
 )
 def test_what_does_not_fit_the_tools_is_told(config, message):
     with pytest.raises(ValueError, match=message):
-        applied(config)
+        read_randomization(config).apply(TOOLS, None, np.random.default_rng(0), other_tools=())
+
+
+def test_tools_of_other_episodes_may_be_named():
+    config = {"unseen": {"tools": ["gpt-5"]}, "keep": ["cancel_order"], "subset": {"min_tools": 2}}
+    here = [tool for tool in TOOLS if tool.name in ("get_order", SEARCH.name)]
+    rng = np.random.default_rng(0)
+    shown, _ = read_randomization(config).apply(here, None, rng, other_tools=TOOLS)
+    assert [tool.name for tool in shown] == ["get_order", SEARCH.name]
+    applied({"keep": ["no_such"]}, tools=here)  # nobody knows what other episodes have
+
+
+def test_without_min_tools_a_single_tool_is_no_mistake():
+    here = [tool for tool in TOOLS if tool.name in ("get_order", SEARCH.name)]
+    shown, _ = read_randomization({"subset": True}).apply(here, None, np.random.default_rng(0), other_tools=here)
+    assert len(shown) == 2
 
 
 # In environments.
