@@ -8,7 +8,8 @@ from typing import Any
 
 import gymnasium as gym
 import yaml
-from orchestra_envs import EnvironmentNotFoundError, check, list_envs, load_plugins
+from orchestra_envs import EnvironmentNotFoundError, list_envs, load_plugins
+from orchestra_envs.conformance import examine
 from orchestra_envs.toolbox import list_installed_tools
 
 from orchestra_jax.config import ConfigError
@@ -33,7 +34,7 @@ def list_environments() -> None:
 
 
 def check_environment(env_id: str, arguments: Sequence[str] = ()) -> None:
-    """Checks an environment against Gymnasium's rules and ours (`orchestra_envs.check`); prints what is wrong.
+    """Checks an environment against Gymnasium's rules and ours; prints what is wrong, and what was not checked.
 
     Args:
       env_id: its name.
@@ -44,13 +45,16 @@ def check_environment(env_id: str, arguments: Sequence[str] = ()) -> None:
     """
     kwargs = dict(map(_argument, arguments))
     try:
-        problems = check(env_id, **kwargs)
+        findings = examine(env_id, **kwargs)
     except EnvironmentNotFoundError as error:
         raise ConfigError(str(error)) from error
     except Exception as error:  # whatever the environment's own code raises
         raise ConfigError(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
+    problems = findings.problems
     for problem in problems:
         print(f"- {problem}")
+    for note in findings.notes:
+        print(f"({note})")
     if problems:
         raise ConfigError(f"{env_id} fails the check ({len(problems)} problem{'s' * (len(problems) > 1)})")
     print(f"{env_id} passes the check")

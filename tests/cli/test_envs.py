@@ -39,7 +39,7 @@ count = itertools.count()
 
 
 class Counter(gym.Env):
-    """Breaks the rules: no info, and the same seed gives another task each time."""
+    """Breaks the rules: the same seed gives another task each time."""
 
     observation_space = action_space = UnicodeText()
 
@@ -100,10 +100,11 @@ def test_an_environment_that_keeps_the_rules(orchestra_envs):
 def test_an_environment_that_breaks_the_rules(orchestra_envs):
     result = orchestra_envs("plugin_test/Counter-v0")
     assert result.returncode == 2
-    problems = result.stdout.splitlines()
+    *problems, note = result.stdout.splitlines()
     assert all(problem.startswith("- ") for problem in problems)
-    assert any("has no 'cost_usd'" in problem for problem in problems)
     assert any("deterministic" in problem or "differ" in problem for problem in problems)
+    assert not any("tools_json" in problem or "cost_usd" in problem for problem in problems)
+    assert note == "(a plain Gymnasium environment: checked by Gymnasium's rules)"
     assert result.stderr == f"orchestra: plugin_test/Counter-v0 fails the check ({len(problems)} problems)\n"
 
 
@@ -119,6 +120,13 @@ def test_an_environment_that_is_not_there(orchestra_envs):
     (line,) = result.stderr.splitlines()
     assert "did you mean plugin_test/Echo-v0" in line
     assert "broken_plugin" in line
+
+
+def test_what_was_not_checked_is_said(capsys):
+    assert main(["envs", "orchestra/Service-v0"]) == 0
+    *notes, verdict = capsys.readouterr().out.splitlines()
+    assert all(note.startswith("(") and note.endswith(")") for note in notes)
+    assert verdict == "orchestra/Service-v0 passes the check"
 
 
 def test_the_market_passes(capsys):
