@@ -131,6 +131,22 @@ def test_mistakes():
         run_episodes(lambda: gym.wrappers.RecordEpisodeStatistics(env_of(Meeting(1))), Caller, [0])
 
 
+def play(script, *more):
+    """`benchmarks/openai_client.py` on eight tasks of the market."""
+    kwargs = json.dumps({"types": ["arithmetic"]})
+    with OpenAIServer(script) as server:
+        flags = ["--model=m", "--api-key-env=", "--episodes=8", f"--base-url={server.base_url}", f"--kwargs={kwargs}"]
+        return server, subprocess.run(
+            [sys.executable, "benchmarks/openai_client.py", *flags, *more],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "PATH": ""},
+            timeout=120,
+        )
+
+
 def test_the_script_plays_with_a_plain_openai_client():
     """A model that calls the calculator by the API's own tool calls, then answers."""
 
@@ -143,19 +159,38 @@ def test_the_script_plays_with_a_plain_openai_client():
             return Answer(None, tool_calls=[{"id": "c1", "type": "function", "function": function}])
         return Answer("Answer: " + last["content"].split()[-1])
 
-    kwargs = json.dumps({"types": ["arithmetic"]})
-    with OpenAIServer(script) as server:
-        flags = ["--model=m", "--api-key-env=", "--episodes=8", f"--base-url={server.base_url}", f"--kwargs={kwargs}"]
-        done = subprocess.run(
-            [sys.executable, "benchmarks/openai_client.py", *flags],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=ROOT,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "PATH": ""},
-            timeout=120,
-        )
-    assert done.returncode == 0, done.stderr
+    server, done = play(script)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "accuracy   100.0% of 8" in done.stdout
     assert "calls      1.00 a task" in done.stdout
     assert len(server.requests) == 16
+
+
+def test_the_script_counts_episodes_without_a_usable_answer():
+    bad = [
+        Answer(choices=False),
+        Answer(body=b"<html>", content_type="text/html"),
+        Answer(body=b"{"),
+        Answer("Answer: x"),
+    ]
+    server, done = play([*bad, *bad])
+    assert done.returncode == 0, done.stderr
+    assert "failed     6 of 8: the endpoint gave no usable answer" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert all(f"{server.base_url}/ failed" in line for line in done.stderr.splitlines())
+
+
+def test_the_script_ends_at_once_where_its_key_is_refused():
+    server, done = play([Answer("Incorrect API key", status=401)])
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {server.base_url}/ refuses the requests: AuthenticationError: ")
+    assert "Incorrect API key" in line
+    assert not done.stdout
+
+
+def test_the_script_does_not_wait_for_ever():
+    _, done = play([Answer(delay_s=60.0)], "--timeout-s=0.2")
+    assert done.returncode == 1
+    assert "failed     8 of 8" in done.stdout
+    assert "failed 8 times: APITimeoutError: Request timed out." in done.stderr
