@@ -19,6 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from orchestra_envs.live.options import install_hint
 from orchestra_envs.tools import MAX_USD_PER_TOKEN, Price
 
 TOKENS_PER_LISTED_PRICE = 1_000_000
@@ -115,8 +116,9 @@ def as_price(value: Any, what: str = "price") -> Price:
     if not isinstance(value, Mapping):
         raise ValueError(f"{what} must be a mapping such as {_EXAMPLE}, not {value!r}")
     fields = ("per_call_usd", "per_input_token_usd", "per_output_token_usd", "per_second_usd")
-    if unknown := [key for key in value if key not in (*PRICE_KEYS, *fields)]:
-        raise ValueError(f"{what} has an unknown key {unknown[0]!r}; it may have {', '.join((*PRICE_KEYS, *fields))}")
+    known = tuple(dict.fromkeys((*PRICE_KEYS, *fields)))
+    if unknown := [key for key in value if key not in known]:
+        raise ValueError(f"{what} has an unknown key {unknown[0]!r}; it may have {', '.join(known)}")
     amounts = dict(value)
     for direction in ("input", "output"):
         listed, plain = f"{direction}_usd_per_million", f"per_{direction}_token_usd"
@@ -183,7 +185,7 @@ def _listed_price(model: str, provider: str | None, known: list[str]) -> Price:
         from genai_prices import Usage, calc_price
     except ImportError as error:
         raise ImportError(
-            f"the price of {model!r} is not given and the price table is missing: pip install 'orchestra-jax[live]'"
+            f"the price of {model!r} is not given and the price table is missing: {install_hint('live')}"
         ) from error
 
     noon = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)

@@ -99,7 +99,9 @@ def tools_from_config(configs: Sequence[Mapping[str, Any] | Tool], *, where: str
         for made in [config] if isinstance(config, Tool) else _cached(config, path):
             if made.name in origin:
                 both = " and ".join(dict.fromkeys((origin[made.name], path)))
-                raise ValueError(f"{both}: two tools are named {made.name!r}; give one another name")
+                is_installed = isinstance(config, Mapping) and config.get("kind") == "installed"
+                way = "give one another name by `alias`" if is_installed else "give one another name"
+                raise ValueError(f"{both}: two tools are named {made.name!r}; {way}")
             origin[made.name] = path
             tools.append(made)
     return tuple(tools)

@@ -148,6 +148,9 @@ def test_a_row_that_makes_no_sense_is_refused_by_name(row, named):
 
 def test_all_forms_of_a_price():
     assert as_price({}) == Price()
+    with pytest.raises(ValueError, match=r"^price has an unknown key 'per_call'; it may have ") as caught:
+        as_price({"per_call": 1})
+    assert str(caught.value).count("per_call_usd") == 1
     assert as_price({"per_call_usd": 0.01, "per_second_usd": 0.1}) == Price(per_call_usd=0.01, per_second_usd=0.1)
     assert as_price({**ROW, "per_call_usd": 0.01}).per_call_usd == 0.01
     assert as_price({"per_input_token_usd": 1e-6}) == Price(per_input_token_usd=1e-6)
@@ -181,5 +184,5 @@ def test_the_papers_experts_have_prices_and_latencies():
 def test_the_papers_table_and_own_prices_need_no_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "genai_prices", None)
     assert model_price("Qwen3-32B", overrides=TOOLORCHESTRA_PRICES) == as_price(TOOLORCHESTRA_PRICES["Qwen3-32B"])
-    with pytest.raises(ImportError, match=r"pip install 'orchestra-jax\[live\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'orchestra-jax\[live\]' \(or '\./envs\[live\]'"):
         model_price("gpt-5")

@@ -431,6 +431,9 @@ def test_a_tool_of_a_package(install):
     (lookup,) = tools_from_config([{"kind": "installed", "name": "city_lookup", "price": {"per_call_usd": 0.25}}])
     text, record = call(lookup, city="Oslo")
     assert (lookup.name, text, record["cost_usd"]) == ("lookup", "709000", 0.25)
+    twice = [{"kind": "installed", "name": "city_lookup"}] * 2
+    with pytest.raises(ValueError, match=r"two tools are named 'lookup'; give one another name by `alias`"):
+        tools_from_config(twice)
     (alias,) = tools_from_config([{"kind": "installed", "name": "city_lookup", "alias": "atlas"}])
     assert alias.name == "atlas"
     assert len(tools_from_config([{"kind": "installed", "name": "both"}])) == 2

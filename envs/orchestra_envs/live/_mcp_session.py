@@ -27,6 +27,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Of one answer over HTTP."""
 MAX_PAGES = 1000
 """Of a list of tools."""
+MAX_TOLD_CRASHES = 20
+"""Errors of a connection's tools whose cause is looked for in the process's standard error, and logged."""
 MAX_PAUSE_S = 30.0
 """The longest pause between two attempts to connect to a server that fails."""
 UNUSABLE = "x-orchestra-unusable"
@@ -35,6 +37,7 @@ UNUSABLE = "x-orchestra-unusable"
 _PATIENCE_S = 1.0  # a call waits so long for the next attempt to connect, and is refused if that is later
 _CLOSE_TIMEOUT_S = 10.0  # the SDK takes up to 6.5 s to end a process that resists
 _TAIL_BYTES = 2000
+_CRASH_BYTES = 16_000  # tracebacks are long, and the cause stands above the rest
 _SHOWN_CHARS = 300
 
 _log = logging.getLogger(__name__)
@@ -195,14 +198,26 @@ class Session:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.stderr = _Tail() if link.server.command else None
         self._fault = ""
+        self._told: set[tuple[str, str]] = set()
         self._num_messages = 0
         self._num_garbage = 0
+        self._garbage = ""  # the first of it
         self._http = HttpFault()
         self._connecting = anyio.CancelScope()
         self._ended = asyncio.Event()
         self._check: asyncio.Task[None] | None = None
         _sessions.add(self)
         self.task = asyncio.ensure_future(self._run())
+
+    def tell_error(self, tool: str, text: str) -> None:
+        """A tool reported an error, maybe without its cause: that may stand on the server's standard error, which the
+        developer is shown; the policy is not. Each text once."""
+        if self.stderr is None or (tool, text) in self._told or len(self._told) == MAX_TOLD_CRASHES:
+            return
+        self._told.add((tool, text))
+        if tail := self.stderr.new_text():
+            shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+            _log.warning("MCP server %s: tool %s: %s; on its standard error:\n%s", self.link.server, tool, shown, tail)
 
     def stop(self, fault: str = "") -> None:
         """Ask the connection's task to close it; returns at once. A `fault` counts against the server."""
@@ -237,8 +252,11 @@ class Session:
 
     def account(self) -> str:
         """Why the connection failed, with the last words of the server's process."""
+        fault = self._fault
+        if self._garbage and self.client is None:
+            fault += f"; it prints what is no MCP message: {self._garbage!r}"
         tail = self.stderr.text() if self.stderr else ""
-        return f"{self._fault}; its standard error ends with:\n{tail}" if tail else self._fault
+        return f"{fault}; its standard error ends with:\n{tail}" if tail else fault
 
     async def _ask(self, timeout_s: float) -> None:
         num_messages = self._num_messages
@@ -275,6 +293,9 @@ class Session:
         if self._http.network:
             return self._http.network
         reason = f"{type(error).__name__}: {error}"
+        if self.client is None and str(error) == "Connection closed":
+            reason = "the connection was closed before the server had answered"
+            reason += " (its program ended?)" * bool(self.link.server.command)
         return f"HTTP status {self._http.status} ({reason})" if self._http.status and self.client is None else reason
 
     def _conclude(self) -> None:
@@ -294,9 +315,18 @@ class Session:
             return
         self._num_garbage += 1
         if self._num_garbage == 1:
+            self._garbage = _input_of(message)[:_SHOWN_CHARS]
             _log.warning("MCP server %s prints lines that are no messages; they are passed over", self.link.server)
         if self._num_garbage == MAX_GARBAGE_LINES:
             self.stop(f"the server printed {MAX_GARBAGE_LINES} lines that are no messages")
+
+
+def _input_of(error: Exception) -> str:
+    """The line that the SDK could not read; "" if it does not say."""
+    import pydantic
+
+    found = error.errors()[0]["input"] if isinstance(error, pydantic.ValidationError) else ""
+    return found.strip() if isinstance(found, str) else ""
 
 
 def mend_listing(result: Any) -> None:
@@ -471,12 +501,18 @@ class _Tail:
         self._reading_end, writing_end = os.pipe()
         os.set_blocking(self._reading_end, False)
         self.file = os.fdopen(writing_end, "w")
-        self._bytes = b""
+        self._bytes = self._new_bytes = b""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._reading_end, self._pull)
 
     def text(self) -> str:
         return self._bytes.decode(errors="replace").strip()
+
+    def new_text(self) -> str:
+        """What came since this was last asked for, or the end of that."""
+        self._pull()
+        new, self._new_bytes = self._new_bytes, b""
+        return new.decode(errors="replace").strip()
 
     def close(self) -> None:
         self.file.close()
@@ -494,6 +530,7 @@ class _Tail:
         if not chunk:  # the other end is closed
             self._loop.remove_reader(self._reading_end)
         self._bytes = (self._bytes + chunk)[-_TAIL_BYTES:]
+        self._new_bytes = (self._new_bytes + chunk)[-_CRASH_BYTES:]
         return bool(chunk)
 
 

@@ -27,6 +27,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from orchestra_envs.limits import ToolUnavailableError
+from orchestra_envs.live.options import install_hint
 from orchestra_envs.parse import THINK_CLOSE, THINK_OPEN, decode_arguments, replace_surrogates
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -42,7 +43,7 @@ BYTES_PER_TOKEN = 4
 
 _CONNECT_TIMEOUT_S = 15.0
 _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
-_INSTALL = "LLM experts need the OpenAI client: pip install 'orchestra-jax[live]'"
+_INSTALL = f"LLM experts need the OpenAI client: {install_hint('live')}"
 
 
 @dataclass(frozen=True)

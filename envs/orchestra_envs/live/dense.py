@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from orchestra_envs.limits import Retry, ToolUnavailableError
+from orchestra_envs.live.options import install_hint
 from orchestra_envs.loop import run_on_loop
 
 BUILD_RETRY = Retry(max_attempts=6, base_delay_s=0.5, max_delay_s=30.0)
@@ -221,5 +222,5 @@ def import_openai() -> Any:
     try:
         import openai
     except ImportError:
-        raise ImportError("dense search needs openai: pip install 'orchestra-jax[live]'") from None
+        raise ImportError(f"dense search needs openai: {install_hint('live')}") from None
     return openai

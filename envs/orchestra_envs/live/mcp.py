@@ -33,7 +33,7 @@ from orchestra_envs.live._mcp_session import (
     http_fault,
     link_to,
 )
-from orchestra_envs.live.options import made
+from orchestra_envs.live.options import install_hint, made
 from orchestra_envs.loop import bridge, run_on_loop
 from orchestra_envs.tools import DEFAULT_TIMEOUT_S, Price, Tool, ToolArgumentError, is_number
 
@@ -93,7 +93,7 @@ def mcp_tools(
     try:
         import mcp  # noqa: F401  # here, and not on the tools' event loop: it takes a second
     except ImportError as error:
-        raise ImportError("MCP servers need the MCP SDK: pip install 'orchestra-jax[mcp]'") from error
+        raise ImportError(f"MCP servers need the MCP SDK: {install_hint('mcp')}") from error
     listed = _chosen(server, run_on_loop(_listed(server)), include, exclude)
     names = _legal_names(server, prefix, [tool.name for tool in listed])
     limiter = None if max_concurrency is None else _limiter(server, max_concurrency)
@@ -375,6 +375,7 @@ async def _call(server: McpServer, name: str, timeout_s: float, arguments: dict[
         link.answered()
         text = _text_of(result)
         if result.is_error:
+            session.tell_error(name, text)
             raise McpToolError(text or "the tool reported an error and did not say which")
         return text
     raise AssertionError("the loop returns or raises")
@@ -407,11 +408,19 @@ def _fault_of(error: Exception, session: Session, fault: HttpFault) -> Exception
     if isinstance(error, MCPError):
         session.link.answered()
         if error.code == mcp_types.INVALID_PARAMS:
-            return ToolArgumentError(error.message)
-        return McpToolError(error.message)
+            return ToolArgumentError(_message_of(error))
+        return McpToolError(_message_of(error))
     if isinstance(error, pydantic.ValidationError):
         return McpToolError("its server's answer does not follow the protocol")
     return McpToolError(str(error))
+
+
+def _message_of(error: Any) -> str:
+    """What an `MCPError` says, with the data that the server sent along."""
+    if error.data in (None, "", {}, []):
+        return error.message
+    data = error.data if isinstance(error.data, str) else json.dumps(error.data, ensure_ascii=False, default=str)
+    return error.message if data in error.message else f"{error.message}: {data}"
 
 
 def _text_of(result: Any) -> str:

@@ -1,9 +1,14 @@
-"""Arguments of live tools that may stand in a config as plain mappings."""
+"""What live tools share: arguments that may stand in a config as plain mappings, and how to install what is missing."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+
+
+def install_hint(extra: str) -> str:
+    """How to install an extra: with the trainer, or with the environments alone."""
+    return f"pip install 'orchestra-jax[{extra}]' (or './envs[{extra}]' for the environments alone)"
 
 
 def made(kind: type[_T], value: _T | Mapping[str, Any] | None, where: str) -> _T | None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from orchestra_envs.limits import Limiter, Retry, ToolUnavailableError
-from orchestra_envs.live.options import made
+from orchestra_envs.live.options import install_hint, made
 from orchestra_envs.loop import tool_loop
 from orchestra_envs.tools import CallContext, Price, Tool, ToolArgumentError, ToolResult
 
@@ -420,5 +420,5 @@ def _import_aiohttp() -> Any:
     try:
         import aiohttp
     except ImportError:
-        raise ImportError("web search needs aiohttp: pip install 'orchestra-jax[live]'") from None
+        raise ImportError(f"web search needs aiohttp: {install_hint('live')}") from None
     return aiohttp

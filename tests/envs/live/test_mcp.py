@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import logging
 import os
 import pickle
 import signal
@@ -308,6 +309,23 @@ def test_a_server_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) 
         mcp_tools(command=["true"])
 
 
+def test_a_program_that_is_no_server_is_told_with_what_it_prints() -> None:
+    program = "import sys; print('usage: tool FILE'); sys.exit('no file given')"
+    with pytest.raises(ValueError, match="closed before the server had answered") as caught:
+        mcp_tools(command=[sys.executable, "-c", program])
+    assert "prints what is no MCP message: 'usage: tool FILE'" in str(caught.value)
+    assert str(caught.value).endswith("its standard error ends with:\nno file given")
+
+
+def test_the_cause_of_a_crash_is_told_to_the_developer_where_the_server_hides_it(caplog: Any, tmp_path: Path) -> None:
+    tools = mcp_tools(command=own_command(tmp_path), include=["header"])  # there are no headers over stdio
+    with caplog.at_level(logging.WARNING):
+        texts = [run_one(tools, "header", name="x").text for _ in range(2)]
+    assert texts == ["Error: header: McpToolError: Error executing tool header"] * 2
+    assert "AttributeError" in caplog.text
+    assert caplog.text.count("on its standard error:") == 1
+
+
 def test_a_server_that_never_answers_at_start(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(ValueError, match=r"no answer within start_timeout_s=1 s"):
@@ -470,7 +488,7 @@ def test_arguments_that_make_no_sense(arguments: dict[str, Any], message: str) -
 
 def test_without_the_sdk_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(ImportError, match=r"pip install 'orchestra-jax\[mcp\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'orchestra-jax\[mcp\]' \(or '\./envs\[mcp\]'"):
         mcp_tools(command=COMMAND)
 
 
@@ -579,6 +597,11 @@ def text_result(text: str, **fields: Any) -> dict[str, Any]:
 ANSWERS = [
     ({"error": {"code": -32602, "message": "unknown tool"}}, "invalid_arguments", "Error: t: unknown tool"),
     ({"error": {"code": -32603, "message": "out of order"}}, "tool_exception", "Error: t: McpToolError: out of order"),
+    (
+        {"error": {"code": -32603, "message": "out of order", "data": {"part": 3}}},
+        "tool_exception",
+        'Error: t: McpToolError: out of order: {"part": 3}',
+    ),
     ({"result": {"content": "no list"}}, "tool_exception", "does not follow the protocol"),
     ({"result": {"isError": True, "content": []}}, "tool_exception", "did not say which"),
     ({"result": {"content": []}}, "", ""),

@@ -53,7 +53,7 @@ class Limits:
             kind = int if name not in ("wall_s", "cpu_s") else int | float
             if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value <= highest:
                 what = "a whole number" if kind is int else "a number"
-                raise ValueError(f"{name} must be {what} from {lowest:g} to {highest:g}, not {value!r}")
+                raise ValueError(f"{name} must be {what} from {lowest} to {highest}, not {value!r}")
 
 
 _BOUNDS = (

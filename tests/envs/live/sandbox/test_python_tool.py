@@ -104,7 +104,7 @@ def test_the_limiter_is_shared_unless_given(tier: str) -> None:
 
 BAD = {
     "isolation": ({"isolation": "prison"}, "isolation must be one of full, kernel, limits"),
-    "memory_mb": ({"memory_mb": 3}, "memory_mb must be a whole number from 64"),
+    "memory_mb": ({"memory_mb": 3}, "memory_mb must be a whole number from 64 to 1048576, not 3"),
     "cpu_s": ({"cpu_s": float("nan")}, "cpu_s must be a number"),
     "timeout_s": ({"timeout_s": -1}, "wall_s must be a number"),
     "max_processes": ({"max_processes": True}, "max_processes must be a whole number"),
