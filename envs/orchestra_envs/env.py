@@ -352,7 +352,7 @@ class ToolEnv(gym.Env[str, str]):
         tools = _tool_list(name, self.episode_tools(task, _stream(episode_seed, _TOOLS_STREAM)))
         if self._randomization is not None:
             rng = _stream(episode_seed, _RANDOMIZE_STREAM)
-            tools, preference = self._randomization.apply(tools, task.preference, rng)
+            tools, preference = self._randomization.apply(tools, task.preference, rng, other_tools=self.tools)
             task = replace(task, preference=preference)
         rng = _stream(episode_seed, _EPISODE_STREAM, replica)
         self._episode = episode = _Episode(episode_seed, replica, task, _by_name(tools), rng)
