@@ -39,7 +39,7 @@ import threading
 import unicodedata
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -97,10 +97,21 @@ class JudgeUsage:
     price_known: bool = True
     failures: Counter[str] = field(default_factory=Counter)
 
+    def since(self, earlier: "JudgeUsage") -> "JudgeUsage":
+        """What was done after `earlier`, a copy of this account."""
+        return replace(
+            self,
+            failures=self.failures - earlier.failures,
+            **{name: getattr(self, name) - getattr(earlier, name) for name in _SUMS},
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON; `cost_usd` is None where the price is not known."""
         plain = {name: getattr(self, name) for name in self.__slots__}
         return {**plain, "cost_usd": self.cost_usd if self.price_known else None, "failures": dict(self.failures)}
+
+
+_SUMS = ("num_llm_calls", "num_cached", "num_failures", "input_tokens", "output_tokens", "cost_usd")
 
 
 # --- What of the reply is judged ---------------------------------------------------------------------------------

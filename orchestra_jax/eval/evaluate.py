@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from orchestra_envs.baselines import make_policy, run_episode
-from orchestra_envs.judge import judge_usage
+from orchestra_envs.judge import JudgeUsage, judge_usage
 from orchestra_envs.preference import preference_score, preference_vector
 from rich.console import Console
 
@@ -20,7 +21,7 @@ from orchestra_jax.models.decoder import Params
 from orchestra_jax.report.console import make_progress
 from orchestra_jax.rollout.policy import Policy
 from orchestra_jax.rollout.rollout import Job, Rollout
-from orchestra_jax.rollout.setup import build_rollout, check_scripted, eval_kwargs, make_env, offers_tools
+from orchestra_jax.rollout.setup import build_rollout, check_scripted, eval_kwargs, make_env
 
 REFERENCE_POLICY = "random"
 """The preference score compares with a reference policy on the same task; this one runs in every evaluation."""
@@ -67,6 +68,7 @@ def evaluate_policies(
     total = len(policies) * len(settings.modes) + len(scripted)
     rows = min(config.rollout.rows or config.trajectories_per_step, len(seeds))
     records: dict[str, Records] = {}
+    judged_before = {id(usage): copy.deepcopy(usage) for _, usage in judge_usage()}
     with make_progress(console, description="evaluation") as progress:
         for name, load in policies.items():
             policy = load()
@@ -92,7 +94,7 @@ def evaluate_policies(
         "eval_seed": settings.seed,
         "policies": {name: summarize(episodes) for name, episodes in records.items()},
     }
-    if judges := _judges():
+    if judges := _judges(judged_before):
         summary["judges"] = judges
     for warning in _warnings(summary):
         console.print(
@@ -101,9 +103,10 @@ def evaluate_policies(
     return Evaluation(summary, records)
 
 
-def _judges() -> dict[str, dict[str, Any]]:
-    """What the language models that judged in this process did and cost, by model."""
-    return {model: usage.as_dict() for model, usage in judge_usage()}
+def _judges(before: Mapping[int, JudgeUsage]) -> list[dict[str, Any]]:
+    """What the language models that judged did and cost since `before`, which is keyed by the account's identity."""
+    spent = [(model, usage.since(before.get(id(usage), JudgeUsage()))) for model, usage in judge_usage()]
+    return [{"model": model, **usage.as_dict()} for model, usage in spent if usage.num_llm_calls or usage.num_failures]
 
 
 def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -111,9 +114,9 @@ def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:
     for name, entry in summary["policies"].items():
         if entry["warning"]:
             yield f"{name}: {entry['warning']}"
-    for model, usage in summary.get("judges", {}).items():
-        if usage["num_failures"]:
-            yield f"the judge {model} gave no verdict {usage['num_failures']} times"
+    for judge in summary.get("judges", []):
+        if judge["num_failures"]:
+            yield f"the judge {judge['model']} gave no verdict {judge['num_failures']} times: {judge['failures']}"
 
 
 def scripted_names(config: RunConfig, names: Sequence[str], key: str = "eval.baselines") -> list[str]:
@@ -124,8 +127,16 @@ def scripted_names(config: RunConfig, names: Sequence[str], key: str = "eval.bas
     """
     kwargs = eval_kwargs(config)
     check_scripted(config, key, names, kwargs)
-    reference = [REFERENCE_POLICY] if offers_tools(config, kwargs) else []
+    reference = [REFERENCE_POLICY] if _offers_a_tool(config, kwargs) else []
     return list(dict.fromkeys([*names, *reference]))
+
+
+def _offers_a_tool(config: RunConfig, env_kwargs: dict[str, Any]) -> bool:
+    """Whether the environment tells at reset of at least one tool that a scripted policy can call."""
+    env = make_env(config, env_kwargs)
+    info = env.reset(seed=0)[1]
+    env.close()
+    return bool(json.loads(info.get("tools_json") or "[]"))
 
 
 def eval_seeds(config: EvalConfig) -> list[int]:

@@ -185,6 +185,34 @@ def test_failed_judging_does_not_look_like_accuracy(config, tmp_path, monkeypatc
     assert "(0 of 16)" in printed.out.replace("\N{NO-BREAK SPACE}", " ")
 
 
+def test_what_the_judge_did_is_in_the_summary(config, tmp_path, monkeypatch, capsys):
+    """Nobody listens: every answer that needs the judge is dropped, and the judge's account says why."""
+    (tmp_path / "quiz_tools.py").write_text(QUIZ.replace("tests/Quiz-v0", "tests/QuizTools-v0"))
+    monkeypatch.syspath_prepend(tmp_path)
+    questions = tmp_path / "q.jsonl"
+    questions.write_text("".join(f'{{"question": "Who is {n}?", "answer": "Ada"}}\n' for n in range(8)))
+    judge = {"model": "away", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None, "retry": {"max_attempts": 1}}
+    kwargs = {"path": str(questions), "judge": judge, "tools": [{"kind": "function", "function": "quiz_tools:one"}]}
+    env = json.dumps({"id": "orchestra/QA-v0", "kwargs": kwargs})
+    out = tmp_path / "out.json"
+    for _ in range(2):  # the second counts its own alone
+        assert main(["eval", str(config), f"env={env}", "--policy", "random", "--json", str(out)]) == 0
+        (account,) = json.loads(out.read_text())["judges"]
+        assert (account["model"], account["cost_usd"], account["cost_known"]) == ("away", None, False)
+        assert account["num_failures"] == sum(account["failures"].values()) == 6
+        assert "WARNING: the judge away gave no verdict 6 times" in capsys.readouterr().err
+
+
+def test_an_environment_with_an_empty_list_of_tools_has_no_reference(config, tmp_path):
+    questions = tmp_path / "q.jsonl"
+    questions.write_text('{"question": "Who is it?", "answer": "Ada"}\n')
+    env = json.dumps({"id": "orchestra/QA-v0", "kwargs": {"path": str(questions)}})
+    out = tmp_path / "out.json"
+    policy = str(config.parent / "first")
+    assert main(["eval", str(config), f"env={env}", "eval.modes=[greedy]", "--policy", policy, "--json", str(out)]) == 0
+    assert set(json.loads(out.read_text())["policies"]) == {"first:greedy"}
+
+
 QUIZ = '''
 import gymnasium as gym
 from orchestra_envs import Task, ToolEnv, tool

@@ -5,6 +5,7 @@ import logging
 import re
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from orchestra_envs.judge import (
     MAX_VERDICT_ATTEMPTS,
     Judge,
     JudgeError,
+    JudgeUsage,
     exact_match,
     extract_answer,
     is_number,
@@ -536,6 +538,8 @@ def test_a_failure_is_logged_once_and_counted(caplog):
         with pytest.raises(JudgeError):
             ask(judge, "Answer: the Countess")
     assert judge.usage.as_dict()["failures"] == {"no verdict": 12, "HTTP status 401": 1}
+    since = judge.usage.since(JudgeUsage(num_failures=12, failures=Counter({"no verdict": 12}))).as_dict()
+    assert (since["num_failures"], since["failures"]) == (1, {"HTTP status 401": 1})
     messages = [record.message for record in caplog.records if record.name == "orchestra_envs.judge"]
     assert [re.search(r"\(([^()]*); (\d+) times? so far\)", message).groups() for message in messages] == [
         ("no verdict", "1"),
