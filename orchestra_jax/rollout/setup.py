@@ -99,14 +99,6 @@ def check_fit(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any]) -> 
     return min(turns * limits.max_turn_tokens, limits.max_tokens - shortest)
 
 
-def offers_tools(config: RunConfig, env_kwargs: dict[str, Any]) -> bool:
-    """Whether the environment tells its tools at reset, as a `ToolEnv` does; scripted policies need that."""
-    env = make_env(config, env_kwargs)
-    info = env.reset(seed=0)[1]
-    env.close()
-    return bool(info.get("tools_json"))
-
-
 def check_scripted(config: RunConfig, key: str, names: Iterable[str], env_kwargs: dict[str, Any]) -> None:
     """Checks that scripted policies exist and can choose among the environment's tools. No tool is called.
 

@@ -135,7 +135,8 @@ def episode_metrics(episodes: Sequence[Episode], lesson: Lesson) -> dict[str, fl
     if unknown_costs := sum(not e.cost_known for e in episodes):
         metrics["cost/estimated_episodes"] = unknown_costs
     for model, usage in judge_usage():  # of this process so far; a judge's bill is not the policy's
-        metrics[f"judge/{model}/cost_usd"] = usage.cost_usd
+        if usage.price_known:
+            metrics[f"judge/{model}/cost_usd"] = usage.cost_usd
         metrics[f"judge/{model}/failures"] = usage.num_failures
     counts = Counter(lesson.dropped)
     for reason in DROP_REASONS:
