@@ -23,6 +23,7 @@ Randomness is keyed by (seed, trajectory, position), as in `sampler`, whose samp
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ from orchestra_jax.sampler.sampler import sample_tokens
 
 MIN_SHARED_TOKENS = 16
 """Shorter common beginnings are computed again: copying them would not pay."""
+
+
+PREFILL_ROWS = 8
+"""Conversations prefilled by one call: one number, so that only lengths make shapes to compile."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,7 @@ class Engine:
         self.capacity = capacity
         self.steps = steps
         self.chunk = chunk
+        self.prefill_rows = min(slots, PREFILL_ROWS)
         self.stop_ids = tuple(int(i) for i in stop_ids)
         self.key = jax.random.key(seed)
         self.stats = EngineStats()
@@ -269,37 +275,36 @@ class Engine:
         self.stats.busy_s += time.perf_counter() - start
         return done
 
-    def warm_up(self, params: Params, max_prefill_rows: int | None = None) -> list[tuple[str, float]]:
-        """Compiles every shape there can be, with nothing to do in it.
+    def warm_up(self, params: Params) -> list[tuple[str, float]]:
+        """Compiles every shape there can be, with nothing to do in it; what was compiled, and the seconds of each."""
+        times: list[tuple[str, float]] = []
 
-        Args:
-            params: weights of the run's shapes and dtypes.
-            max_prefill_rows: the most conversations that a round prefills in more than one token; None: all slots.
+        def idle(rows: int) -> np.ndarray:
+            """Slot (none), length, and limit or count of rows with nothing to do."""
+            return np.stack([np.full(rows, self.slots, np.int32), *np.zeros((2, rows), np.int32)])
 
-        Returns:
-            What was compiled, and the seconds that each took.
-        """
-        times = []
-        slots = self.slots
-        for rows in _buckets(slots):
-            nowhere, zeros = np.full(rows, slots, np.int32), np.zeros(rows, np.int32)
-            for filled in _lengths(self.capacity):
+        def decode(rows: int, filled: int) -> _DeviceState:
+            ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.int32)
+            return self._sample(params, idle(rows), ones, zeros, filled)[0]
+
+        def copy(rows: int, filled: int) -> _DeviceState:
+            return _copy_slots(self._state, np.zeros((rows, 2), np.int32), filled=filled)
+
+        def prefill(width: int, filled: int) -> _DeviceState:
+            tokens = np.zeros((self.prefill_rows, width), np.int32)
+            return _append(self.config, params, self._state, tokens, *idle(self.prefill_rows), filled=filled)
+
+        for run, sizes in (
+            (decode, _buckets(self.slots)),
+            (copy, _buckets(self.slots)),
+            (prefill, _widths(self.chunk)),
+        ):
+            for size, filled in itertools.product(sizes, _lengths(self.capacity)):
+                if run is prefill and size > filled:
+                    continue
                 start = time.perf_counter()
-                ones = np.ones(rows, np.float32)
-                self._state, *_ = self._sample(params, np.stack([nowhere, zeros, zeros]), ones, zeros, filled)
-                times.append((f"decode {rows} x {filled}", time.perf_counter() - start))
-                start = time.perf_counter()
-                self._state = _copy_slots(self._state, np.zeros((rows, 2), np.int32), filled=filled)
-                times.append((f"copy {rows} x {filled}", time.perf_counter() - start))
-                for width in _widths(self.chunk):
-                    if width > filled or (width > 1 and rows > (max_prefill_rows or slots)):
-                        continue
-                    start = time.perf_counter()
-                    tokens = np.zeros((rows, width), np.int32)
-                    self._state = _append(
-                        self.config, params, self._state, tokens, nowhere, zeros, zeros, filled=filled
-                    )
-                    times.append((f"prefill {rows} x {width} of {filled}", time.perf_counter() - start))
+                self._state = jax.block_until_ready(run(size, filled))
+                times.append((f"{run.__name__} {size} of {filled}", time.perf_counter() - start))
         return times
 
     def _sample(self, params, table, temperatures, trajectories, filled):
@@ -417,18 +422,19 @@ class Engine:
         self._state = _copy_slots(self._state, table, filled=filled)
 
     def _prefill(self) -> None:
-        """One chunk of what is missing, for all slots that miss something."""
-        indices = [i for i, slot in enumerate(self._slots) if slot.missing > 0]
-        if not indices:
-            return
-        counts = [min(self._slots[i].missing, self.chunk) for i in indices]
-        width = _width_of(max(counts), self.chunk)
-        rows = _bucket_of(len(indices), self.slots)
-        tokens = np.zeros((rows, width), np.int32)
-        table = np.zeros((3, rows), np.int32)  # slot, length, count
+        """One chunk of what is missing, for all slots that miss something: a few rows at a time, of like lengths."""
+        missing = {i: min(slot.missing, self.chunk) for i, slot in enumerate(self._slots) if slot.missing > 0}
+        order = sorted(missing, key=lambda index: (-missing[index], index))
+        for first in range(0, len(order), self.prefill_rows):
+            self._prefill_rows(order[first : first + self.prefill_rows], missing)
+
+    def _prefill_rows(self, indices: list[int], missing: dict[int, int]) -> None:
+        width = _width_of(missing[indices[0]], self.chunk)
+        tokens = np.zeros((self.prefill_rows, width), np.int32)
+        table = np.zeros((3, self.prefill_rows), np.int32)  # slot, length, count
         table[0] = self.slots
-        for row, index, count in zip(self._rows(indices, rows), indices, counts):
-            slot = self._slots[index]
+        for row, index in zip(self._rows(indices, self.prefill_rows), indices):
+            slot, count = self._slots[index], missing[index]
             assert slot.request is not None
             length = len(slot.tokens)
             new = list(slot.request.tokens[length : length + count])
