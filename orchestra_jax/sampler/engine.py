@@ -181,7 +181,7 @@ class Engine:
         self.slots = slots
         self.capacity = capacity
         self.steps = steps
-        self.chunk = chunk
+        self.chunk = min(chunk, capacity)
         self.prefill_rows = min(slots, PREFILL_ROWS)
         self.stop_ids = tuple(int(i) for i in stop_ids)
         self.key = jax.random.key(seed)

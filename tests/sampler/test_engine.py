@@ -210,6 +210,13 @@ def test_the_end_of_a_slot_ends_the_turn(params):
     assert_greedy(params, prompt, turn.tokens)
 
 
+def test_a_prompt_almost_as_long_as_a_slot_that_is_shorter_than_a_chunk(params):
+    """Padded lengths never exceed the capacity."""
+    (prompt,) = prompts(1, low=CAPACITY - 3, high=CAPACITY - 2)
+    turn = run_all(make(params, chunk=512), [Request("a", prompt, 50, 0, 0.0)])["a"]
+    assert_greedy(params, prompt, turn.tokens)
+
+
 def test_a_cancelled_turn_leaves_room(params):
     batch = prompts(3, seed=2)
     engine = make(params, slots=1)
