@@ -28,7 +28,7 @@ import numpy as np
 
 from orchestra_jax.models.config import preset
 from orchestra_jax.models.decoder import init_params
-from orchestra_jax.sampler.engine import Engine, EngineStats, Request
+from orchestra_jax.sampler.engine import Engine, Request
 from orchestra_jax.sampler.sampler import Sampler
 
 NO_STOP = 0  # random weights never sample it on purpose; turns end at their drawn lengths
@@ -70,7 +70,7 @@ def draw_plan(trajectories: int, turns: int, vocab_size: int, slowest_s: float) 
 
 def continuous(engine: Engine, plan: Plan, *, forget: bool = False, no_tools: bool = False) -> float:
     """Seconds of the engine; `forget` drops a trajectory's cache at each turn, `no_tools` lets tools take no time."""
-    engine.stats = EngineStats()
+    engine.reset()
     start = time.perf_counter()
     turn_of = dict.fromkeys(range(len(plan.prompts)), 0)
     tokens = {key: list(prompt) for key, prompt in enumerate(plan.prompts)}
