@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 from rich.console import Console
+from rich.markup import escape
 
 from orchestra_jax.config import ConfigError
 from orchestra_jax.rollout.policy import Policy, load_policy
@@ -76,22 +76,15 @@ def solve(
         if tools is not None or preference is not None:
             raise ConfigError("--tools and --preference go with a question; a task brings its own")
         env = _task_env(source, max_turns=max_turns, budget_usd=budget_usd)
-    loaded = load_policy(source.model, source.text, seed)
+    console = console or Console()
+    with console.status(f"loading {escape(str(source.folder))}"):
+        loaded = load_policy(source.model, source.text, seed)
     capacity, limits = limits_of(source, loaded.config, max_tokens)
     job = Job(seed if task is None else task, replica=0, trajectory=seed, temperature=temperature)
     observation, tool_names = _opening(env, loaded, source.text.tools, job, capacity, limits)
     output = None if json_file is None else _opened(json_file)
-    engine = Engine(
-        loaded.config,
-        slots=1,
-        capacity=capacity,
-        stop_ids=loaded.chat.stop_ids,
-        seed=seed,
-        dtype=loaded.params["embed_tokens"].dtype,
-        steps=STEPS_A_ROUND,
-    )
-    rollout = Rollout(lambda: env, engine, loaded.chat, tool_style=source.text.tools, limits=limits)
-    view = View(console or Console(file=sys.stdout), lambda: growing_text(rollout))
+    rollout = _rollout(env, loaded, source.text.tools, capacity, limits, seed)
+    view = View(console, lambda: growing_text(rollout))
     view.print(task_rows(observation, tool_names, label="question" if task is None else "task"))
     try:
         episode = play(rollout, loaded.params, job, view, scored=question is None)
@@ -161,6 +154,20 @@ def _opening(
         )
     tools = json.loads(info.get("tools_json") or "[]")
     return str(observation), [tool["function"]["name"] for tool in tools]
+
+
+def _rollout(env: gym.Env, policy: Policy, style: str, capacity: int, limits: RolloutLimits, seed: int) -> Rollout:
+    """The rollout of one conversation."""
+    engine = Engine(
+        policy.config,
+        slots=1,
+        capacity=capacity,
+        stop_ids=policy.chat.stop_ids,
+        seed=seed,
+        dtype=policy.params["embed_tokens"].dtype,
+        steps=STEPS_A_ROUND,
+    )
+    return Rollout(lambda: env, engine, policy.chat, tool_style=style, limits=limits)
 
 
 def _opened(json_file: str) -> Path:

@@ -170,6 +170,19 @@ def test_an_interrupt_ends_it_with_what_was_spent(run, tmp_path):
     assert (record["end_reason"], record["answer"], len(record["turns"])) == ("interrupted", None, 1)
 
 
+def test_the_command(run, tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    arguments = ["--task", "5", "--temperature", "0.5", "--seed", "2", "--max-turns", "2", "--budget-usd", "1"]
+    assert main(["solve", str(run), *arguments, "--json", str(out)]) == 0
+    record = solve(str(run), None, task=5, temperature=0.5, seed=2, max_turns=2, budget_usd=1.0)
+    assert json.loads(out.read_text()) == json.loads(json.dumps(record))
+    capsys.readouterr()
+    for wrong in (["Why?"], ["Why?", "--tools", str(tmp_path / "none.yaml")], [], ["Why?", "--max-tokens", "1"]):
+        assert main(["solve", str(run), *wrong]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("orchestra: ")
+
+
 @pytest.fixture
 def mistake(run, capsys):
     """What `solve` says of arguments that cannot be; nothing may have been shown by then."""
