@@ -1,0 +1,114 @@
+"""From a checked request to turns of the engine: limits, seeds, stop strings and, where asked for, a grammar."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any
+
+from orchestra_jax.sampler.engine import Request
+from orchestra_jax.serve.errors import ApiError, bad_request
+from orchestra_jax.serve.prompt import Prompt
+from orchestra_jax.serve.request import ChatRequest
+from orchestra_jax.text.chat import ChatFormat
+
+_REQUEST_FIELDS = frozenset(field.name for field in dataclasses.fields(Request))
+
+
+def make_requests(
+    asked: ChatRequest, prompt: Prompt, keys: list[Hashable], capacity: int, grammar: Callable[[], Any] | None
+) -> list[Request]:
+    """A turn for each choice.
+
+    Args:
+        keys: the engine's key of each choice.
+        capacity: the most tokens of a conversation.
+        grammar: makes the grammar of a turn, or None.
+
+    Raises:
+        ApiError: the conversation is too long (`context_length_exceeded`).
+    """
+    room = capacity - len(prompt.ids)
+    if room < 1:
+        raise ApiError(
+            400,
+            f"messages: they have {len(prompt.ids)} tokens; a conversation here has at most {capacity}, "
+            "and needs room for an answer",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    return [
+        _request(
+            key=key,
+            tokens=prompt.ids,
+            limit=min(room, asked.max_tokens or room),
+            trajectory=trajectory(asked.seed, index),
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            stop_texts=asked.stop,
+            grammar=grammar() if grammar else None,
+        )
+        for index, key in enumerate(keys)
+    ]
+
+
+def _request(**wanted: Any) -> Request:
+    # TODO: Request(**wanted), once the engine has all of the fields.
+    for name, neutral in (("top_p", 1.0), ("top_k", 0), ("grammar", None)):
+        if name not in _REQUEST_FIELDS and wanted[name] != neutral:
+            raise bad_request("tool_choice" if name == "grammar" else name, "is not supported by this engine yet")
+    return Request(**{name: value for name, value in wanted.items() if name in _REQUEST_FIELDS})
+
+
+def trajectory(seed: int | None, choice: int) -> int:
+    """What keys the randomness of a choice: the same for the same seed, else never the same."""
+    if seed is None:
+        return secrets.randbits(32)
+    return int.from_bytes(hashlib.sha256(f"{seed} {choice}".encode()).digest()[:4], "big")
+
+
+def grammar_of(asked: ChatRequest, chat: ChatFormat, *, constrain: bool) -> Callable[[], Any] | None:
+    """What makes the grammar of each turn of a request, None where the policy writes freely.
+
+    A call is required, a tool is strict, or `constrain` asks for it: then calls can only be ones of the tools, with
+    arguments that fit. With tool_choice "none" no call can be written.
+
+    Raises:
+        ApiError: 400; llguidance is not installed here, or a schema is too much for it.
+    """
+    forbidden = asked.tool_choice == "none" and bool(asked.tools)
+    needed = asked.tool_choice == "required" or (asked.strict_tools and asked.tool_choice == "auto")
+    if not (forbidden or needed or (constrain and asked.tools)):
+        return None
+    tools = "[]" if asked.tool_choice == "none" else json.dumps(asked.tools)
+    required = asked.tool_choice == "required"
+    try:
+        return _compiled(chat, tools, required, asked.named_tool, asked.parallel_tool_calls)
+    except ImportError as error:
+        if forbidden:
+            return None  # a call that is written all the same is not given out
+        param = "tool_choice" if required else "tools"
+        raise bad_request(param, f"cannot be enforced by this server: {error}", "unsupported_parameter") from None
+    except ValueError as error:
+        raise bad_request("tools", str(error), "unsupported_schema") from None
+
+
+@lru_cache(maxsize=64)
+def _compiled(chat: ChatFormat, tools: str, required: bool, name: str | None, parallel: bool) -> Callable[[], Any]:
+    """Compiling takes long enough that a conversation's turns should not all pay for it."""
+    from orchestra_jax.sampler.grammar import tool_call_grammar
+
+    return tool_call_grammar(
+        chat.tokenizer,
+        json.loads(tools),
+        required=required,
+        name=name,
+        parallel=parallel,
+        reasoning_open=chat.reasoning_open,
+        stop_ids=chat.stop_ids,
+    )
