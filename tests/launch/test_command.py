@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import yaml
 
 from orchestra_jax.cli.launch import launch
 from orchestra_jax.config import ConfigError
+from orchestra_jax.launch import TARGETS
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 GKE = {"target": "gke", "topology": "v5p:2x2x2", "image": "r.dev/p/orchestra:1"}
@@ -58,3 +61,20 @@ def test_a_mistake_writes_nothing(tmp_path):
     folder.write_text("a file")
     with pytest.raises(ConfigError, match="--output"):
         launch(QUICKSTART, ["output_dir=gs://b/r"], **GKE, output=str(folder))
+
+
+def test_the_commands_of_the_page_render(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "tpu" / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in page.splitlines() if line.startswith("orchestra launch ")]
+    assert {target for line in lines for target in re.findall(r"--target (\S+)", line)} == set(TARGETS)
+    for line in lines:
+        words = shlex.split(line.replace("$IMAGE", "r.dev/p/orchestra:1"))[3:]
+        overrides = [word for word in words if "=" in word]
+        flags = [word for word in words if "=" not in word and word != "--spot"]
+        given = {key[2:].replace("-", "_"): value for key, value in zip(flags[::2], flags[1::2], strict=True)}
+        given["num_slices"] = int(given.get("num_slices", 1))
+        # The page's model is a checkpoint; the quickstart's is made from scratch.
+        launch(QUICKSTART, [o for o in overrides if not o.startswith("model.path")], **given, spot="--spot" in words)
+        printed = capsys.readouterr().out
+        assert "Nothing here was run" in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -144,8 +145,12 @@ def test_all_gpus_of_a_node_belong_to_its_one_process(tmp_path):
     script = render(tool_config([]), options("slurm", topology="h100:8")).files["slurm.sh"]
     (line,) = [line for line in script.splitlines() if line.startswith("export JAX_LOCAL_DEVICE_IDS=")]
     code = "import logging, jax; logging.basicConfig(level=logging.INFO); jax.distributed.initialize()"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     slurm = {
-        "SLURM_JOB_ID": str(os.getpid()),  # the coordinator's port comes from it
+        "JAX_COORDINATOR_PORT": str(port),
+        "SLURM_JOB_ID": "17",
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_NTASKS": "1",
         "SLURM_PROCID": "0",

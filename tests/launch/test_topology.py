@@ -8,8 +8,8 @@ from orchestra_jax.config import ConfigError
 from orchestra_jax.launch.topology import parse_topology
 
 # Chips, hosts (virtual machines), machine type. v5p and v6e: the tables of cloud.google.com/tpu/docs/v5p (Hosts) and
-# /v6e (VMs); the others: XPK 1.16.0's `system_characteristics.py`, which agrees on those two. 1x1 and 2x2 of v5e are not
-# in it, and 2x4 is two machines of 4 chips there: the documentation has both ways, and we take the one machine of 8.
+# /v6e (VMs); the others: XPK 1.16.0's `system_characteristics.py`, which agrees on those two. It lacks 1x1 and 2x2 of
+# v5e, and takes 2x4 as two machines of 4 chips: the documentation has both ways, and we take the one machine of 8.
 TABLE = [
     ("v4:2x2x1", 4, 1, "ct4p-hightpu-4t"),
     ("v4:2x2x2", 8, 2, "ct4p-hightpu-4t"),
