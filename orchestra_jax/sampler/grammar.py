@@ -21,9 +21,9 @@ How it is built:
   integers without bounds end at 10^18.
 
 What is narrower than the schema: objects with `properties` take no others unless `additionalProperties` says so; a
-`format` that llguidance knows is enforced (jsonschema takes it for a note), others are not. What is wider: within a map
-(`additionalProperties`) a key may be written twice, and nesting may exceed the parser's limit; the environment answers
-either with an error.
+`format` that llguidance knows is enforced (jsonschema takes it for a note), others are not; names, enums and strings
+with a pattern are written as they are, without `\\u` escapes. What is wider: within a map (`additionalProperties`) a
+key may be written twice, and nesting may exceed the parser's limit; the environment answers either with an error.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _bytes_or_nothing(tokenizer: Tokenizer, token: int) -> bytes:
 # --- The turn ----------------------------------------------------------------------------------------------------
 
 _TAGS = (THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE)
-_WS = r"[ \t\r\n]{0,64}"  # enough for pretty-printed JSON; never unbounded
+_WS = r"[ \t\r\n]{0,32}"  # enough for pretty-printed JSON; never unbounded
 
 # llguidance would force the tokens of text that can only go on one way; so the choice of tokens is the policy's.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
@@ -196,7 +196,7 @@ TO_CALL: FREE "{CALL_OPEN}"
 CALL_HEAD: /{_WS}\{{{_WS}"name"{_WS}:{_WS}/
 ARGUMENTS: /{_WS},{_WS}"arguments"{_WS}:{_WS}/
 CALL_TAIL: /{_WS}\}}{_WS}/ "{CALL_CLOSE}"
-AFTER_CALL: /[ \t\r\n]{{1,64}}/
+AFTER_CALL: /[ \t\r\n]{{1,32}}/
 OPEN: /\{{{_WS}/
 CLOSE: /{_WS}\}}/
 OPEN_LIST: /\[{_WS}/
@@ -384,7 +384,9 @@ def _bounded(schema: Any) -> Any:
         del made["format"]
     lower = [made[key] for key in ("minimum", "exclusiveMinimum") if isinstance(made.get(key), int | float)]
     upper = [made[key] for key in ("maximum", "exclusiveMaximum") if isinstance(made.get(key), int | float)]
-    if made.get("type") == "integer" or (made.get("type") == "number" and (lower or upper)):
+    kind = made.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if "integer" in kinds or ("number" in kinds and (lower or upper)):
         if not lower and max(upper, default=0) > -_MAX_NUMBER:
             made["minimum"] = -_MAX_NUMBER
         if not upper and max(lower, default=0) < _MAX_NUMBER:
