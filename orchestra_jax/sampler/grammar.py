@@ -131,8 +131,9 @@ def tool_call_grammar(
     matcher = llguidance.LLMatcher(_ll_tokenizer(tokenizer, stops), start + lark, log_level=0)
     if matcher.is_error():
         raise ValueError(_explanation(llguidance, rules, matcher.get_error()))
-    num_words = -(-tokenizer.vocab_size // 32)
-    return lambda: GrammarMatcher(matcher.deep_copy(), num_words)
+    first = GrammarMatcher(matcher, num_words=-(-tokenizer.vocab_size // 32))
+    first.mask()  # the slowest mask of a row; copies have it already
+    return first.copy
 
 
 def _llguidance() -> Any:
