@@ -63,7 +63,8 @@ def held_back(text: str, stop_texts: Sequence[str]) -> int:
 def tool_call_stop(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Stop ids and stop texts that end a turn after its first tool call: the closing tag's token, or else its text.
 
-    The tag counts wherever it stands, in a reasoning block too.
+    The tag counts wherever it stands, also in a reasoning block or in a string of the call's arguments. Where a grammar
+    is used, its `parallel=False, required=True` says it better.
     """
     token = tokenizer.added_tokens.get(CALL_CLOSE)
     return ((token,), ()) if token is not None else ((), (CALL_CLOSE,))
