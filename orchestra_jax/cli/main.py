@@ -82,6 +82,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--json", metavar="FILE", help="write the summary there, shaped like summary.json")
 
+    sub = command("solve", _solve, "a trained policy works on your question with live tools, and shows how")
+    sub.add_argument("policy", help="a run folder, or a Hugging Face folder (with --tools)")
+    sub.add_argument("question", nargs="?", help="your question, in quotes")
+    sub.add_argument("--tools", metavar="FILE", help="YAML list of tools; default: those of the run's environment")
+    sub.add_argument("--task", type=int, metavar="SEED", help="instead of a question: a task of the run's environment")
+    sub.add_argument("--preference", metavar="WORDS", help='what you care about, such as "Keep the cost low."')
+    sub.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling; default 0, the likeliest")
+    sub.add_argument("--seed", type=int, default=0, help="of sampling")
+    sub.add_argument("--max-turns", type=int, metavar="N", help="default: as in the run")
+    sub.add_argument("--max-tokens", type=int, metavar="N", help="of the whole conversation; default: as in the run")
+    sub.add_argument("--budget-usd", type=float, metavar="USD", help="no call is made once so much is spent")
+    sub.add_argument("--json", metavar="FILE", help="write the trajectory there, a line as in a run's episodes/")
+
     sub = command("convert", _convert, "GGUF file or Hugging Face folder to a Hugging Face folder")
     sub.add_argument("source")
     sub.add_argument("destination")
@@ -123,6 +136,24 @@ def _eval(options: argparse.Namespace) -> None:
     from orchestra_jax.eval.command import evaluate
 
     evaluate(config, options.policy, json_file=options.json)
+
+
+def _solve(options: argparse.Namespace) -> None:
+    from orchestra_jax.cli.solve import solve
+
+    solve(
+        options.policy,
+        options.question,
+        task=options.task,
+        tools=options.tools,
+        preference=options.preference,
+        temperature=options.temperature,
+        seed=options.seed,
+        max_turns=options.max_turns,
+        max_tokens=options.max_tokens,
+        budget_usd=options.budget_usd,
+        json_file=options.json,
+    )
 
 
 def _convert(options: argparse.Namespace) -> None:

@@ -35,18 +35,21 @@ class Trajectory:
         self.logprobs.extend([0.0] * len(tokens))
         self.versions.extend([UNSAMPLED] * len(tokens))
 
-    def append_sampled(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-        """Appends tokens that the policy sampled.
+    def append_sampled(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+        """Appends tokens that the policy sampled, each with its logprob and the policy version that sampled it.
 
         Raises:
-          ValueError: not one logprob per token. A ledger out of step must stop the rollout, not break the loss later.
+          ValueError: not one logprob and version per token. A ledger out of step must stop the rollout, not break the
+            loss later.
         """
-        if len(tokens) != len(logprobs):
-            raise ValueError(f"{len(tokens)} sampled tokens came with {len(logprobs)} logprobs")
+        if not len(tokens) == len(logprobs) == len(versions):
+            raise ValueError(
+                f"{len(tokens)} sampled tokens came with {len(logprobs)} logprobs and {len(versions)} versions"
+            )
         self.tokens.extend(tokens)
         self.mask.extend([1] * len(tokens))
         self.logprobs.extend(logprobs)
-        self.versions.extend([version] * len(tokens))
+        self.versions.extend(versions)
 
     @property
     def num_sampled(self) -> int:

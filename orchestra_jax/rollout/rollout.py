@@ -93,7 +93,14 @@ class Rollout:
         for env in self.envs:
             env.close()
 
-    def run(self, params: Params, jobs: Sequence[Job], *, policy_version: int) -> list[Episode]:
+    def run(
+        self,
+        params: Params,
+        jobs: Sequence[Job],
+        *,
+        policy_version: int,
+        watch: Callable[[int, Episode], None] | None = None,
+    ) -> list[Episode]:
         """Runs all jobs, as many at a time as the engine has slots; results in the order of the jobs.
 
         Environments that do not wait are stepped in a fixed order: the same jobs give the same episodes, bit for bit.
@@ -102,6 +109,9 @@ class Rollout:
           params: the policy's weights.
           jobs: what to run.
           policy_version: stamped on every sampled token.
+          watch: told the number of a job (the key of its turns in the engine) and its episode after everything that
+            changes it: its reset, a round of the engine while its turn is under way, a finished turn before the
+            environment steps, an observation, its end.
         """
         self.engine.reset()
         self.engine.use(params, policy_version)
@@ -127,6 +137,8 @@ class Rollout:
                     self._stepped(episodes[number], answer)
                 else:
                     episodes[number] = self._begun(jobs[number], answer)
+                if watch:
+                    watch(number, episodes[number])
                 if episodes[number].end_reason:
                     free.append(rows.pop(number))
                     self.engine.release(number)
@@ -136,11 +148,16 @@ class Rollout:
                 number = turn.key
                 episode = episodes[number]
                 self._record_turn(episode, turn)
+                if watch:
+                    watch(number, episode)
                 if episode.end_reason:
                     free.append(rows.pop(number))
                     self.engine.release(number)
                 else:
                     call(number, "step", episode.turns[-1].text)
+            for number in rows if watch else ():
+                if watch and number in episodes and number not in waiting:
+                    watch(number, episodes[number])
         return [episodes[number] for number in range(len(jobs))]
 
     def _request(self, number: int, job: Job, episode: Episode) -> Request:
@@ -181,7 +198,7 @@ class Rollout:
 
     def _record_turn(self, episode: Episode, turn: SampledTurn) -> None:
         begin = len(episode.trajectory.tokens)
-        episode.trajectory.append_sampled(turn.tokens, turn.logprobs, turn.version)
+        episode.trajectory.append_sampled(turn.tokens, turn.logprobs, turn.versions)
         text = self.chat.turn_text(turn.tokens)
         if self.chat.reasoning_open:
             # The tag is in the prompt. Without it, reasoning that was never closed would read as an answer.

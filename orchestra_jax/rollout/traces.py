@@ -46,7 +46,7 @@ def _ledger(chat: ChatFormat, prompt: list[int], messages: Iterable[dict[str, st
     for message in messages:
         if message["role"] == "assistant":
             ids = chat.turn_ids(message["content"])
-            trajectory.append_sampled(ids, [0.0] * len(ids), UNSAMPLED)
+            trajectory.append_sampled(ids, [0.0] * len(ids), [UNSAMPLED] * len(ids))
         else:
             trajectory.append_context(chat.observation_ids(message["content"], message["role"]))
     return trajectory

@@ -12,20 +12,25 @@ filled as soon as they are free; nobody waits for the slowest::
         for turn in engine.run():           # one round: admissions, one chunk of prefill, a few tokens of decode
             ...                             # turn.key, turn.tokens, turn.logprobs, turn.stopped
 
+The device never waits for Python: `run` gives it the next round before it reads the last one's tokens. So the host sees
+a turn's end one round late, and the device itself keeps lengths and limits and stops at stop ids. A round is over early
+when an eighth of its rows has ended.
+
 Which conversation loses its slot: `release` gives slots back, and those are reused first, the longest unused first. If
 there are none, a parked slot (its conversation's tool is running) is taken, the longest parked first.
 
 Shapes are few: rows of a round and filled lengths are rounded up to bucket sizes, so that short contexts and thin
 rounds cost less than full ones, and nothing is compiled once all sizes were seen (`warm_up` compiles them beforehand).
 
-Randomness is keyed by (seed, trajectory, position), as in `sampler`, whose sampling function this uses.
+Randomness is keyed by (seed, trajectory, position): see `sampling`.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,15 +40,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from orchestra_jax.models.config import ModelConfig
-from orchestra_jax.models.decoder import KVCache, Params, extend, init_cache, logits
-from orchestra_jax.sampler.sampler import sample_tokens
+from orchestra_jax.models.decoder import Params
+from orchestra_jax.sampler.device import Rows, Sampled, append_tokens, copy_slots, init_state, sample_round
+from orchestra_jax.sampler.grammar import TokenGrammar
+from orchestra_jax.sampler.idle import DeviceClock
+from orchestra_jax.sampler.sampling import Restriction
+from orchestra_jax.sampler.stops import StopMatcher
+from orchestra_jax.sampler.weights import adopt
 
 MIN_SHARED_TOKENS = 16
 """Shorter common beginnings are computed again: copying them would not pay."""
 
-
 PREFILL_ROWS = 8
 """Conversations prefilled by one call: one number, so that only lengths make shapes to compile."""
+
+MAX_STOP_IDS = 8
+"""Stop ids of one turn, the engine's included."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,14 @@ class Request:
         limit: the most tokens of the turn, at least 1.
         trajectory: keys the randomness.
         temperature: 0 is greedy.
+        top_p: samples from the fewest likeliest tokens that hold this probability; 1: from all.
+        top_k: samples from this many of the likeliest tokens; 0: from all.
+        stop_ids: token ids that end the turn, beside the engine's own.
+        stop_texts: strings that end it, wherever tokens divide them; the turn ends with the token that completes one.
+        grammar: what may follow what; one object a turn. Such a turn takes a round for every token.
+
+    Training wants the last five left as they are: the trainer's logprobs are of the whole distribution, those of a
+    narrowed one are renormalised over what was allowed.
     """
 
     key: Any
@@ -63,18 +83,29 @@ class Request:
     limit: int
     trajectory: int
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_ids: tuple[int, ...] = ()
+    stop_texts: tuple[str, ...] = ()
+    grammar: TokenGrammar | None = None
 
 
 @dataclass(frozen=True)
 class SampledTurn:
-    """A finished turn. `stopped`: a stop token ended it, which is the last of `tokens`; else a limit did."""
+    """A finished turn."""
 
     key: Any
     tokens: list[int]
     logprobs: list[float]
+    """Of the distribution that was sampled from: temperature applied, renormalised if it was narrowed."""
+    versions: list[int]
+    """Of the weights that sampled each token."""
     stopped: bool
-    version: int
-    """Of the weights that sampled it."""
+    """A stop id or text ended it (an id is the last of `tokens`); else a limit did."""
+    stop_text: str | None = None
+    """The stop text that ended it."""
+    cached_tokens: int = 0
+    """How many of the request's tokens stood in a slot already."""
 
 
 @dataclass
@@ -86,34 +117,19 @@ class EngineStats:
     reprefilled_tokens: int = 0
     """Of the prefilled ones, those that had been in a slot that was taken away."""
     copied_tokens: int = 0
+    rounds: int = 0
     decode_steps: int = 0
     slot_steps: int = 0
     """Decode steps times rows that were sampling."""
+    row_steps: int = 0
+    """Decode steps times rows that were computed."""
     evictions: int = 0
     busy_s: float = 0.0
-    """Seconds in `run`, the host's part included."""
-    device_s: float = 0.0
-    """Seconds of `run` in which the host waited for the device."""
+    """Seconds in `run`, waiting for the device included."""
 
     def occupancy(self, slots: int) -> float:
         """Mean share of the slots that sampled in a decode step."""
         return self.slot_steps / max(1, self.decode_steps * slots)
-
-    def metrics(self, slots: int) -> dict[str, float]:
-        """The counts under their names in `metrics.jsonl`."""
-        return {
-            "sampler/slot_occupancy": self.occupancy(slots),
-            "sampler/prefilled_tokens": self.prefilled_tokens,
-            "sampler/reprefilled_tokens": self.reprefilled_tokens,
-            "sampler/copied_tokens": self.copied_tokens,
-            "time/sampler_s": self.busy_s,
-        }
-
-
-class _DeviceState(NamedTuple):
-    cache: KVCache
-    logits: jax.Array
-    """[slots, vocab_size] float32, of the last token of each slot."""
 
 
 @dataclass
@@ -126,13 +142,50 @@ class _Slot:
     request: Request | None = None
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    stops: StopMatcher | None = None
+    cached: int = 0
+    """Tokens of the request that were there already."""
+    fresh: bool = True
+    """The device does not know the turn's length and limit yet."""
+    ahead: int = 0
+    """The most tokens that rounds under way can add to what the host knows."""
+    exact: bool = False
+    """The logits that the device has are those of the last of `tokens`, once no round is under way."""
     touched: int = 0
     """The round in which it was last used."""
 
     @property
     def missing(self) -> int:
-        """Tokens of the request that are not in the slot yet."""
+        """Tokens of the conversation that are not in the slot yet."""
         return 0 if self.request is None else len(self.request.tokens) + len(self.sampled) - len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens that the turn may still sample for all that the host knows, those of rounds under way included."""
+        assert self.request is not None
+        return self.request.limit - len(self.sampled)
+
+    def begin(self, request: Request, tokens: list[int], stops: StopMatcher | None, exact: bool) -> None:
+        """A new turn, of which `tokens` are here already."""
+        self.key, self.request, self.tokens, self.cached = request.key, request, tokens, len(tokens)
+        self.sampled, self.logprobs, self.versions, self.stops = [], [], [], stops
+        self.fresh, self.ahead, self.exact = True, 0, exact
+
+    def forget(self) -> None:
+        """Nothing of its content counts any more."""
+        self.tokens, self.fresh, self.ahead, self.exact = [], True, 0, False
+
+
+class _Round(NamedTuple):
+    """A round that the device has been given and whose tokens the host has not read."""
+
+    sampled: Sampled
+    placed: list[tuple[int, int, Request]]
+    """Row, slot and turn."""
+    steps: int
+    rows: int
+    version: int
 
 
 class _Place(NamedTuple):
@@ -144,20 +197,24 @@ class _Place(NamedTuple):
 
 
 class Engine:
-    """See the module's text.
+    """See the module's text. One thread at a time may use it.
 
     Args:
         config: the model.
         slots: conversations that sample at once.
         capacity: the most tokens of a conversation.
-        stop_ids: token ids that end a turn.
+        stop_ids: token ids that end every turn.
         seed: of all sampling.
-        dtype: of the KV cache.
-        steps: tokens that a round decodes before the host looks at them.
+        dtype: of the KV cache; int8 stores it quantised, at a quarter of float32's size.
+        weights_dtype: to sample with; None: as the weights are that `use` is given.
+        steps: the most tokens of a row that a round decodes before the host looks at them.
         chunk: the most tokens of a conversation that one round prefills, so that long prompts do not hold up others.
+        lookahead: rounds that the device has been given before the host reads the oldest one's tokens.
+        token_bytes: of a token id (`Tokenizer.token_bytes`); turns with stop texts need it.
+        direct: whether the platform's attention kernel reads the cache; default: on TPU and GPU.
 
     Raises:
-        ValueError: there is no stop id, or a size is below 1.
+        ValueError: there is no stop id or too many, or a size is below 1.
     """
 
     def __init__(
@@ -169,11 +226,18 @@ class Engine:
         stop_ids: Sequence[int],
         seed: int,
         dtype: jnp.dtype = jnp.float32,
+        weights_dtype: Any = None,
         steps: int = 16,
         chunk: int = 512,
+        lookahead: int = 1,
+        token_bytes: Callable[[int], bytes] | None = None,
+        direct: bool | None = None,
     ) -> None:
-        if not stop_ids:
-            raise ValueError("the engine needs at least one stop id, or every turn runs to its limit")
+        if not 1 <= len(stop_ids) <= MAX_STOP_IDS:
+            raise ValueError(
+                f"the engine needs 1 to {MAX_STOP_IDS} stop ids, not {len(stop_ids)}: without one, every turn runs to "
+                "its limit"
+            )
         for name, value in (("slots", slots), ("capacity", capacity), ("steps", steps), ("chunk", chunk)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
@@ -183,49 +247,64 @@ class Engine:
         self.steps = steps
         self.chunk = min(chunk, capacity)
         self.prefill_rows = min(slots, PREFILL_ROWS)
+        self.lookahead = lookahead
         self.stop_ids = tuple(int(i) for i in stop_ids)
         self.key = jax.random.key(seed)
         self.stats = EngineStats()
+        self.direct = jax.default_backend() != "cpu" if direct is None else direct
+        self._weights_dtype = weights_dtype
+        self._token_bytes = token_bytes
+        self._clock = DeviceClock()
+        self._given_at: float | None = None
+        self._work_since = 0.0
         self._slots = [_Slot() for _ in range(slots)]
         self._queue: list[Request] = []
         self._under_way: set[Hashable] = set()
         self._evicted: dict[Hashable, int] = {}
+        self._rounds: deque[_Round] = deque()
+        self._finished: list[SampledTurn] = []
         self._round = 0
         self._params: Params | None = None
+        self._weights: Params | None = None
         self._version = 0
-        shape = (slots, config.vocab_size)
-        self._state = _DeviceState(init_cache(config, slots, capacity, dtype), jnp.zeros(shape, jnp.float32))
+        self._state = init_state(config, slots, capacity, dtype, False if self.direct else None)
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is queued or under way."""
-        return bool(self._under_way)
+        """Whether a turn is queued or under way, or has ended and was not handed out yet."""
+        return bool(self._under_way or self._finished)
 
     def use(self, params: Params, version: int) -> None:
         """Samples with these weights from now on; what the cache holds of other weights is forgotten.
 
-        Raises:
-            RuntimeError: turns are under way: half of their tokens would be of other weights.
+        Turns under way go on with the new weights: their context is prefilled anew, and each token is stamped with the
+        version that sampled it. On CPU the weights are copied (`weights.adopt`), elsewhere shared if they have the
+        right dtype.
         """
-        if any(slot.request for slot in self._slots):
-            raise RuntimeError("turns are under way: change the weights between turns")
+        while self._rounds:
+            self._finished += self._collect()
         if params is not self._params:
+            self._weights = None  # the old ones go before the new ones come
+            self._weights = adopt(params, dtype=self._weights_dtype)
             for slot in self._slots:
-                slot.tokens = []
+                slot.forget()
         self._params, self._version = params, version
 
     def reset(self) -> None:
         """Forgets all conversations and the statistics, so that what follows depends on nothing that was."""
         self._slots = [_Slot() for _ in self._slots]
         self._queue, self._under_way, self._evicted, self._round = [], set(), {}, 0
+        self._rounds.clear()
+        self._finished = []
         self.stats = EngineStats()
+        self._clock.reset()
 
     def submit(self, request: Request) -> None:
         """Queues a turn.
 
         Raises:
-            ValueError: it has no tokens, its limit is below 1, it leaves no room to sample, or the conversation has a
-                turn under way.
+            ValueError: it has no tokens, its limit is below 1, it leaves no room to sample, a setting is out of its
+                range, or the conversation has a turn under way.
         """
         if not request.tokens:
             raise ValueError("a prompt is empty: the policy needs at least one token to start from")
@@ -236,8 +315,16 @@ class Engine:
                 f"a conversation of {len(request.tokens)} tokens leaves no room in a slot of {self.capacity} "
                 "(raise rollout.max_tokens or shorten the prompt)"
             )
+        if not 0 < request.top_p <= 1 or request.top_k < 0 or request.temperature < 0:
+            raise ValueError("top_p must be in (0, 1], top_k and temperature must not be negative")
+        if len(request.stop_ids) + len(self.stop_ids) > MAX_STOP_IDS:
+            raise ValueError(f"a turn may have {MAX_STOP_IDS - len(self.stop_ids)} stop ids of its own")
+        if request.stop_texts and self._token_bytes is None:
+            raise ValueError("stop texts need an engine with token_bytes")
         if request.key in self._under_way:
             raise ValueError(f"conversation {request.key!r} has a turn under way")
+        if not self._under_way:
+            self._work_since = time.perf_counter()
         self._under_way.add(request.key)
         self._queue.append(request)
 
@@ -249,77 +336,90 @@ class Engine:
                 slot.key = None
 
     def cancel(self, key: Hashable) -> None:
-        """Drops the conversation's turn, queued or under way, and releases it."""
+        """Drops the conversation's turn, queued or under way, and releases it; one that is not there is no error."""
         self._under_way.discard(key)
         self._queue = [request for request in self._queue if request.key != key]
+        self._finished = [turn for turn in self._finished if turn.key != key]
         for slot in self._slots:
-            if slot.key == key:
-                slot.request = None
+            if slot.key == key and slot.request is not None:
+                # Rounds under way go on sampling for it, and nobody reads that.
+                slot.request, slot.exact, slot.ahead = None, False, 0
         self.release(key)
 
+    def partial(self, key: Hashable) -> list[int]:
+        """The tokens so far of the conversation's turn, if it is under way."""
+        return next((list(s.sampled) for s in self._slots if s.key == key and s.request is not None), [])
+
     def run(self) -> list[SampledTurn]:
-        """One round; the turns that ended in it, in the order of their slots.
+        """One round: gives the device its next work and reads what an earlier round sampled.
+
+        Returns:
+            The turns that ended, in the order of their slots; often none.
 
         Raises:
             RuntimeError: `use` was never called.
         """
-        if self._params is None:
+        if self._weights is None:
             raise RuntimeError("call use(params, version) first: there are no weights to sample with")
         start = time.perf_counter()
+        self._given_at = None
         self._round += 1
         self._admit()
         self._prefill()
         if self._queue:  # a group's first prompt may be complete now: the others take it over, its logits too
             self._admit()
-        done = self._decode()
+        given = self._decode()
+        done, self._finished = self._finished, []
+        if self._rounds and (not given or len(self._rounds) > self.lookahead):
+            done += self._collect()
         self.stats.busy_s += time.perf_counter() - start
         return done
 
-    def warm_up(self, params: Params) -> list[tuple[str, float]]:
-        """Compiles every shape there can be, with nothing to do in it; what was compiled, and the seconds of each."""
-        times: list[tuple[str, float]] = []
+    def metrics(self) -> dict[str, float]:
+        """What was done since the last `reset`, under its names in `metrics.jsonl`."""
+        self._clock.settle()
+        stats = self.stats
+        return {
+            "sampler/slot_occupancy": stats.occupancy(self.slots),
+            "sampler/row_use": stats.slot_steps / max(1, stats.row_steps),
+            "sampler/device_idle_share": self._clock.idle_share,
+            "sampler/prefilled_tokens": stats.prefilled_tokens,
+            "sampler/reprefilled_tokens": stats.reprefilled_tokens,
+            "sampler/copied_tokens": stats.copied_tokens,
+            "sampler/evictions": stats.evictions,
+            "time/sampler_s": stats.busy_s,
+        }
 
-        def idle(rows: int) -> np.ndarray:
-            """Slot (none), length, and limit or count of rows with nothing to do."""
-            return np.stack([np.full(rows, self.slots, np.int32), *np.zeros((2, rows), np.int32)])
+    def warm_up(self) -> list[tuple[str, float]]:
+        """Compiles every shape there can be of turns without restrictions, with nothing to do in it.
 
-        def decode(rows: int, filled: int) -> _DeviceState:
-            ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.int32)
-            return self._sample(params, idle(rows), ones, zeros, filled)[0]
+        Returns:
+            What was compiled, and the seconds of each.
 
-        def copy(rows: int, filled: int) -> _DeviceState:
-            return _copy_slots(self._state, np.zeros((rows, 2), np.int32), filled=filled)
-
-        def prefill(width: int, filled: int) -> _DeviceState:
-            tokens = np.zeros((self.prefill_rows, width), np.int32)
-            return _append(self.config, params, self._state, tokens, *idle(self.prefill_rows), filled=filled)
-
-        for run, sizes in (
-            (decode, _buckets(self.slots)),
-            (copy, _buckets(self.slots)),
-            (prefill, _widths(self.chunk)),
-        ):
-            for size, filled in itertools.product(sizes, _lengths(self.capacity)):
-                if run is prefill and size > filled:
-                    continue
-                start = time.perf_counter()
-                self._state = jax.block_until_ready(run(size, filled))
-                times.append((f"{run.__name__} {size} of {filled}", time.perf_counter() - start))
+        Raises:
+            RuntimeError: `use` was never called.
+        """
+        if self._weights is None:
+            raise RuntimeError("call use(params, version) first: there are no weights to sample with")
+        lengths = _lengths(self.capacity)
+        table = np.full((3, self.prefill_rows), 0, np.int32)
+        table[0] = self.slots
+        jobs: list[tuple[str, Callable[[], Any]]] = []
+        for filled in lengths:
+            jobs.append((f"copy of {filled}", partial(self._copied, [], filled)))
+        for width, filled in itertools.product(_widths(self.chunk), lengths):
+            if width <= filled:
+                tokens = np.zeros((self.prefill_rows, width), np.int32)
+                jobs.append((f"prefill {width} of {filled}", partial(self._append, tokens, table, filled)))
+        for size, filled in itertools.product(_buckets(self.slots), lengths):
+            sample = partial(self._sample, self._no_rows(size), None, filled, self.steps)
+            jobs.append((f"decode {size} of {filled}", sample))
+        times = []
+        for name, job in jobs:
+            start = time.perf_counter()
+            self._state = jax.block_until_ready(job())[0]
+            times.append((name, time.perf_counter() - start))
         return times
-
-    def _sample(self, params, table, temperatures, trajectories, filled):
-        return _decode(
-            self.config,
-            params,
-            self._state,
-            *table,
-            temperatures,
-            self.key,
-            trajectories.astype(np.uint32),
-            filled=filled,
-            steps=self.steps,
-            stop_ids=self.stop_ids,
-        )
 
     # A round's parts.
 
@@ -374,7 +474,7 @@ class Engine:
         """
         if own is not None:
             tokens = self._slots[own].tokens
-            if tokens and request.tokens[: len(tokens)] == tokens:
+            if tokens and list(request.tokens[: len(tokens)]) == tokens:
                 return _Place(own, own, self._usable(own, len(tokens), request))
         prompt = tuple(request.tokens)
         donor = found.get(prompt)
@@ -397,13 +497,18 @@ class Engine:
             self._evicted[slot.key] = len(slot.tokens)
         had = min(self._evicted.pop(request.key, 0), len(request.tokens))
         self.stats.reprefilled_tokens += max(0, had - place.length)
-        slot.tokens = list(request.tokens[: place.length])
-        slot.key, slot.request, slot.touched = request.key, request, self._round
-        slot.sampled, slot.logprobs = [], []
+        stops = None
+        if request.stop_texts:
+            assert self._token_bytes is not None
+            stops = StopMatcher(request.stop_texts, self._token_bytes)
+        # Taken over whole, its last token's logits come along; else they will be those of the last one prefilled.
+        slot.begin(request, list(request.tokens[: place.length]), stops, exact=True)
+        slot.touched = self._round
 
     def _usable(self, index: int, length: int, request: Request) -> int:
         """How much of a slot's beginning serves: all, if its logits are those of the request's last token."""
-        if length == len(request.tokens) == len(self._slots[index].tokens):
+        slot = self._slots[index]
+        if slot.exact and not slot.ahead and length == len(request.tokens) == len(slot.tokens):
             return length
         return min(length, len(request.tokens) - 1)
 
@@ -415,11 +520,15 @@ class Engine:
     def _copy(self, copies: list[tuple[int, int, int]]) -> None:
         if not copies:
             return
-        rows = _bucket_of(len(copies), self.slots)
-        table = np.zeros((rows, 2), np.int32)  # what is left over copies slot 0 into itself
-        table[: len(copies)] = [copy[:2] for copy in copies]
         filled = _length_of(max(length for _, _, length in copies), self.capacity)
-        self._state = _copy_slots(self._state, table, filled=filled)
+        self._give()
+        self._state, handle = self._copied([copy[:2] for copy in copies], filled)
+        self._given(handle)
+
+    def _copied(self, copies: list[tuple[int, int]], filled: int):
+        table = np.zeros((self.slots, 2), np.int32)
+        table[: len(copies)] = np.reshape(copies, (-1, 2))
+        return copy_slots(self._state, table, np.int32(len(copies)), filled=filled)
 
     def _prefill(self) -> None:
         """One chunk of what is missing, for all slots that miss something: a few rows at a time, of like lengths."""
@@ -436,74 +545,175 @@ class Engine:
         for row, index in zip(self._rows(indices, self.prefill_rows), indices):
             slot, count = self._slots[index], missing[index]
             assert slot.request is not None
-            length = len(slot.tokens)
+            length, prompt = len(slot.tokens), len(slot.request.tokens)
             new = list(slot.request.tokens[length : length + count])
+            if length + count > prompt:  # a turn that goes on with new weights
+                new += slot.sampled[max(0, length - prompt) : length + count - prompt]
             tokens[row, :count] = new
             table[:, row] = index, length, count
             slot.tokens += new
+            slot.exact = True
             slot.touched = self._round
             self.stats.prefilled_tokens += count
         filled = _length_of(max(int((table[1] + table[2]).max()), width), self.capacity)
-        self._state = _append(self.config, self._params, self._state, tokens, *table, filled=filled)
+        self._give()
+        self._state, handle = self._append(tokens, table, filled)
+        self._given(handle)
+
+    def _append(self, tokens: np.ndarray, table: np.ndarray, filled: int):
+        assert self._weights is not None
+        return append_tokens(self.config, self._weights, self._state, tokens, *table, filled=filled, direct=self.direct)
 
     def _rows(self, indices: list[int], rows: int) -> Sequence[int]:
         """The rows of a round for these slots: a round of all slots is in their order, and works in place."""
         return indices if rows == self.slots else range(len(indices))
 
-    def _decode(self) -> list[SampledTurn]:
-        """A few tokens for every slot whose prompt is complete."""
-        indices = [i for i, slot in enumerate(self._slots) if slot.request and not slot.missing]
-        if not indices:
-            return []
-        rows = _bucket_of(len(indices), self.slots)
-        table = np.zeros((3, rows), np.int32)  # slot, length, limit
-        table[0] = self.slots
-        temperatures, trajectories = np.ones(rows, np.float32), np.zeros(rows, np.int64)
-        placed = list(zip(self._rows(indices, rows), indices))
-        for row, index in placed:
+    def _decode(self) -> bool:
+        """Gives the device a few tokens of every turn whose prompt is complete; whether there was one."""
+        turns = {i: slot.request for i, slot in enumerate(self._slots) if slot.request and self._can_go_on(slot)}
+        if not turns:
+            return False
+        by_token = any(request.grammar for request in turns.values())
+        if by_token and self._rounds:
+            return False  # what a grammar allows next is known when the last token is
+        steps = 1 if by_token else self.steps
+        size = _bucket_of(len(turns), self.slots)
+        rows = self._no_rows(size)
+        placed = list(zip(self._rows(list(turns), size), turns, turns.values()))
+        longest = 0
+        for row, index, request in placed:
             slot = self._slots[index]
-            assert slot.request is not None
-            room = self.capacity - len(slot.tokens)
-            table[:, row] = index, len(slot.tokens), min(slot.request.limit - len(slot.sampled), room)
-            temperatures[row], trajectories[row] = slot.request.temperature, slot.request.trajectory
-        filled = _length_of(min(int(table[1].max()) + self.steps, self.capacity), self.capacity)
-        self._state, *outputs = self._sample(self._params, table, temperatures, trajectories, filled)
-        waited = time.perf_counter()
-        tokens, logprobs, counts, stopped = map(np.asarray, jax.device_get(outputs))
-        self.stats.device_s += time.perf_counter() - waited
-        self.stats.decode_steps += int(counts.max())
-        self.stats.slot_steps += int(counts.sum())
-        self.stats.sampled_tokens += int(counts.sum())
+            length = len(slot.tokens)
+            rows.slots[row], rows.fresh[row] = index, slot.fresh
+            rows.lengths[row], rows.limits[row] = length, min(slot.room, self.capacity - length)
+            rows.temperatures[row], rows.trajectories[row] = request.temperature, request.trajectory
+            rows.stop_ids[row, : len(request.stop_ids)] = request.stop_ids
+            slot.fresh = False
+            slot.ahead += steps
+            longest = max(longest, length + slot.ahead)
+        filled = _length_of(min(longest, self.capacity), self.capacity)
+        self._give()
+        self._state, sampled = self._sample(rows, self._restriction(placed, size), filled, steps)
+        self._given(sampled.counts)
+        self._rounds.append(_Round(sampled, placed, steps, size, self._version))
+        return True
+
+    def _can_go_on(self, slot: _Slot) -> bool:
+        """Whether a turn has its prompt, and more to sample than rounds under way can give it."""
+        if slot.missing:
+            return False
+        return min(slot.room, self.capacity - len(slot.tokens)) > slot.ahead
+
+    def _no_rows(self, size: int) -> Rows:
+        """Rows with nothing to do, as NumPy arrays to be filled in."""
+        stop_ids = np.full((size, MAX_STOP_IDS), -1, np.int32)
+        stop_ids[:, MAX_STOP_IDS - len(self.stop_ids) :] = self.stop_ids
+        return Rows(
+            slots=np.full(size, self.slots, np.int32),
+            fresh=np.zeros(size, bool),
+            lengths=np.zeros(size, np.int32),
+            limits=np.zeros(size, np.int32),
+            temperatures=np.ones(size, np.float32),
+            trajectories=np.zeros(size, np.uint32),
+            stop_ids=stop_ids,
+        )
+
+    def _restriction(self, placed: list[tuple[int, int, Request]], size: int) -> Restriction | None:
+        """What narrows the rows' distributions, if anything does."""
+        if not any(request.grammar or request.top_p < 1 or request.top_k for _, _, request in placed):
+            return None
+        words = -(-self.config.vocab_size // 32)
+        restriction = Restriction(
+            np.ones(size, np.float32), np.zeros(size, np.int32), np.full((size, words), 0xFFFFFFFF, np.uint32)
+        )
+        for row, _, request in placed:
+            restriction.top_ps[row], restriction.top_ks[row] = request.top_p, request.top_k
+            if request.grammar:
+                mask = request.grammar.mask()
+                restriction.masks[row, : len(mask)], restriction.masks[row, len(mask) :] = mask, 0
+        return restriction
+
+    def _sample(self, rows: Rows, restriction: Restriction | None, filled: int, steps: int):
+        assert self._weights is not None
+        size = len(rows.slots)
+        leave_after = np.int32(max(1, size // 8))
+        return sample_round(
+            self.config,
+            self._weights,
+            self._state,
+            rows,
+            self.key,
+            leave_after,
+            restriction,
+            filled=filled,
+            steps=steps,
+            direct=self.direct,
+        )
+
+    def _give(self) -> None:
+        if self._given_at is None:
+            self._given_at = time.perf_counter()
+
+    def _given(self, handle: Any) -> None:
+        """Tells the clock of work that the device was given, since the first of this round."""
+        assert self._given_at is not None
+        self._clock.given(self._given_at, self._work_since, handle)
+
+    def _collect(self) -> list[SampledTurn]:
+        """Reads the oldest round's tokens; the turns that ended."""
+        sampled, placed, steps, size, version = self._rounds.popleft()
+        tokens, logprobs, counts, stopped = map(np.asarray, jax.device_get(sampled))
+        stats = self.stats
+        stats.rounds += 1
+        stats.decode_steps += int(counts.max())
+        stats.row_steps += int(counts.max()) * size
         done = []
-        for row, index in placed:
-            count = int(counts[row])
-            self._take(self._slots[index], tokens[row, :count].tolist(), logprobs[row, :count].tolist())
-            if turn := self._ended(self._slots[index], bool(stopped[row])):
+        for row, index, request in placed:
+            slot, count = self._slots[index], int(counts[row])
+            stats.slot_steps += count
+            if slot.request is not request:
+                continue  # it was cancelled, or a stop text had ended it
+            slot.ahead -= steps
+            stats.sampled_tokens += count
+            if turn := self._take(
+                slot, tokens[row, :count].tolist(), logprobs[row, :count].tolist(), bool(stopped[row]), version
+            ):
                 done.append(turn)
+        if done and not self._under_way:
+            self._work_since = time.perf_counter()
         return done
 
-    def _take(self, slot: _Slot, tokens: list[int], logprobs: list[float]) -> None:
+    def _take(
+        self, slot: _Slot, tokens: list[int], logprobs: list[float], stopped: bool, version: int
+    ) -> SampledTurn | None:
+        """Enters what a round sampled for a slot; the turn, if it has ended."""
+        request, text = slot.request, None
+        assert request is not None
+        if slot.stops is not None and (found := slot.stops.feed(tokens)):
+            kept, text = found
+            slot.exact = kept == len(tokens) and stopped
+            tokens, logprobs, stopped = tokens[:kept], logprobs[:kept], True
+        if request.grammar:
+            for token in tokens:
+                request.grammar.accept(token)
         slot.tokens += tokens
         slot.sampled += tokens
         slot.logprobs += logprobs
+        slot.versions += [version] * len(tokens)
         slot.touched = self._round
-
-    def _ended(self, slot: _Slot, stopped: bool) -> SampledTurn | None:
-        request = slot.request
-        assert request is not None
-        if not (stopped or len(slot.sampled) >= request.limit or len(slot.tokens) >= self.capacity):
+        if not (stopped or slot.room <= 0 or len(slot.tokens) >= self.capacity):
             return None
-        slot.request = None
+        slot.request, slot.ahead = None, 0
         self._under_way.discard(request.key)
-        return SampledTurn(request.key, slot.sampled, slot.logprobs, stopped, self._version)
+        return SampledTurn(request.key, slot.sampled, slot.logprobs, slot.versions, stopped, text, slot.cached)
 
 
 def _buckets(most: int) -> list[int]:
-    """`most`, a quarter of it, a sixteenth, ... and 1."""
+    """1, and `most`, half of it, a quarter, ... down to 8: fewer rows than that cost about as much."""
     sizes = [most]
-    while sizes[0] > 1:
-        sizes.insert(0, max(1, sizes[0] // 4))
-    return sizes
+    while sizes[0] > 8:
+        sizes.insert(0, -(-sizes[0] // 2))
+    return sizes if sizes[0] == 1 else [1, *sizes]
 
 
 def _bucket_of(count: int, most: int) -> int:
@@ -546,134 +756,3 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
         else:
             high = middle
     return low
-
-
-# --------------------------------------------------------------------------------------------------------------
-# on the device
-# --------------------------------------------------------------------------------------------------------------
-
-
-def _in_place(state: _DeviceState, slots: jax.Array, filled: int) -> bool:
-    """Whether a round is of all slots, in their order, and of all positions: nothing need be taken out."""
-    return slots.shape[0] == state.logits.shape[0] and filled == state.cache.keys[0].shape[2]
-
-
-def _view(state: _DeviceState, slots: jax.Array, lengths: jax.Array, filled: int) -> tuple[KVCache, jax.Array]:
-    """The first `filled` positions of some slots as a cache of its own, and their logits.
-
-    A slot out of range gives any other.
-    """
-    if _in_place(state, slots, filled):
-        return state.cache._replace(lengths=lengths), state.logits
-
-    def rows(array: jax.Array) -> jax.Array:
-        return array[:, :, :filled][slots] if filled < array.shape[2] else array[slots]
-
-    cache = KVCache(tuple(map(rows, state.cache.keys)), tuple(map(rows, state.cache.values)), lengths)
-    return cache, state.logits[slots]
-
-
-def _write_back(
-    state: _DeviceState, view: KVCache, row_logits: jax.Array, slots: jax.Array, start: jax.Array, width: int
-) -> _DeviceState:
-    """Enters up to `width` new positions from `start` of each row of a view, and its logits, into its slot."""
-    filled = view.keys[0].shape[2]
-    if _in_place(state, slots, filled):
-        return _DeviceState(view, row_logits)
-    offsets = start[:, None] + jnp.arange(width)[None, :]
-    targets = jnp.where(offsets < view.lengths[:, None], offsets, state.cache.keys[0].shape[2])  # dropped
-    sources = jnp.minimum(offsets, filled - 1)
-
-    def write(whole: jax.Array, part: jax.Array) -> jax.Array:
-        new = jnp.take_along_axis(part, sources[:, None, :, None], axis=2)
-        return whole.at[slots[:, None], :, targets].set(new.swapaxes(1, 2), mode="drop")
-
-    keys = tuple(map(write, state.cache.keys, view.keys))
-    values = tuple(map(write, state.cache.values, view.values))
-    lengths = state.cache.lengths.at[slots].set(view.lengths, mode="drop")
-    return _DeviceState(KVCache(keys, values, lengths), state.logits.at[slots].set(row_logits, mode="drop"))
-
-
-@partial(jax.jit, static_argnames=("filled",), donate_argnames=("state",))
-def _copy_slots(state: _DeviceState, table: jax.Array, *, filled: int) -> _DeviceState:
-    """The first `filled` positions of slots into others, and their logits, one copy [source, target] after the other.
-
-    What is beyond the wanted length is overwritten later, and so are the logits if more tokens follow. (Slices in a
-    loop are plain memory copies; as one scatter they took several times as long as the decoding on CPU.)
-    """
-
-    def copy(index: jax.Array, state: _DeviceState) -> _DeviceState:
-        source, target = table[index, 0], table[index, 1]
-
-        def row(array: jax.Array) -> jax.Array:
-            size = (1, array.shape[1], filled, array.shape[3]) if array.ndim == 4 else (1, *array.shape[1:])
-            start = (0,) * (array.ndim - 1)
-            return jax.lax.dynamic_update_slice(
-                array, jax.lax.dynamic_slice(array, (source, *start), size), (target, *start)
-            )
-
-        keys, values = tuple(map(row, state.cache.keys)), tuple(map(row, state.cache.values))
-        return _DeviceState(state.cache._replace(keys=keys, values=values), row(state.logits))
-
-    return jax.lax.fori_loop(0, table.shape[0], copy, state)
-
-
-@partial(jax.jit, static_argnames=("config", "filled"), donate_argnames=("state",))
-def _append(config: ModelConfig, params: Params, state, tokens, slots, lengths, counts, *, filled: int) -> _DeviceState:
-    """New tokens [rows, width] (counts[r] of them) behind the `lengths` that the slots hold."""
-    view, row_logits = _view(state, slots, lengths, filled)
-    hidden, view = extend(config, params, view, tokens, counts)
-    last = jnp.take_along_axis(hidden, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
-    row_logits = jnp.where((counts > 0)[:, None], logits(config, params, last), row_logits)
-    return _write_back(state, view, row_logits, slots, lengths, tokens.shape[1])
-
-
-@partial(jax.jit, static_argnames=("config", "filled", "steps", "stop_ids"), donate_argnames=("state",))
-def _decode(
-    config: ModelConfig,
-    params: Params,
-    state: _DeviceState,
-    slots: jax.Array,
-    lengths: jax.Array,
-    limits: jax.Array,
-    temperatures: jax.Array,
-    key: jax.Array,
-    trajectories: jax.Array,
-    *,
-    filled: int,
-    steps: int,
-    stop_ids: tuple[int, ...],
-):
-    """Up to `steps` tokens a row; a row ends at a stop id or its limit: state, tokens, logprobs, counts, stopped."""
-    rows = slots.shape[0]
-    stops = jnp.asarray(stop_ids, jnp.int32)
-
-    def keep_going(carry) -> jax.Array:
-        return (carry[0] < steps) & jnp.any(carry[3])
-
-    def one_token(carry):
-        step, view, row_logits, active, stopped, tokens, logprobs, counts = carry
-        new, new_logprobs = sample_tokens(row_logits, temperatures, key, trajectories, view.lengths)
-        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, jnp.where(active, new, 0)[:, None], step, 1)
-        logprobs = jax.lax.dynamic_update_slice_in_dim(logprobs, jnp.where(active, new_logprobs, 0.0)[:, None], step, 1)
-        counts = counts + active
-        hidden, view = extend(config, params, view, new[:, None], active.astype(jnp.int32))
-        row_logits = jnp.where(active[:, None], logits(config, params, hidden[:, 0]), row_logits)
-        stops_now = active & jnp.any(new[:, None] == stops, axis=1)
-        return (
-            step + 1, view, row_logits, active & ~stops_now & (counts < limits), stopped | stops_now,
-            tokens, logprobs, counts,
-        )  # fmt: skip
-
-    start = (
-        jnp.int32(0),
-        *_view(state, slots, lengths, filled),
-        limits > 0,
-        jnp.zeros((rows,), bool),
-        jnp.zeros((rows, steps), jnp.int32),
-        jnp.zeros((rows, steps), jnp.float32),
-        jnp.zeros((rows,), jnp.int32),
-    )
-    _, view, row_logits, _, stopped, tokens, logprobs, counts = jax.lax.while_loop(keep_going, one_token, start)
-    state = _write_back(state, view, row_logits, slots, lengths, steps)
-    return state, tokens, logprobs, counts, stopped

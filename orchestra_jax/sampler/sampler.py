@@ -24,7 +24,7 @@ import numpy as np
 
 from orchestra_jax.models.config import ModelConfig
 from orchestra_jax.models.decoder import KVCache, Params, extend, init_cache, logits
-from orchestra_jax.models.logprobs import logprobs_of
+from orchestra_jax.sampler.sampling import sample_tokens
 
 
 class SamplerState(NamedTuple):
@@ -58,32 +58,6 @@ def bucket(length: int, *, smallest: int = 16) -> int:
     return size
 
 
-def sample_tokens(
-    row_logits: jax.Array, temperatures: jax.Array, key: jax.Array, trajectories: jax.Array, positions: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """One token a row, keyed by (key, trajectory, position).
-
-    Args:
-      row_logits: [rows, vocab] float32.
-      temperatures: [rows] float32; 0 is greedy, and its logprob that of temperature 1.
-      key: the run's typed PRNG key.
-      trajectories, positions: [rows] int32 or uint32.
-
-    Returns:
-      tokens [rows] int32 and their logprobs [rows] float32.
-    """
-    greedy = temperatures <= 0
-    divisor = jnp.where(greedy, 1.0, temperatures)
-
-    def draw(row: jax.Array, trajectory: jax.Array, position: jax.Array) -> jax.Array:
-        row_key = jax.random.fold_in(jax.random.fold_in(key, trajectory), position)
-        return jax.random.categorical(row_key, row)
-
-    sampled = jax.vmap(draw)(row_logits / divisor[:, None], trajectories, positions)
-    tokens = jnp.where(greedy, jnp.argmax(row_logits, axis=-1), sampled).astype(jnp.int32)
-    return tokens, logprobs_of(row_logits, tokens, divisor)[0]
-
-
 @partial(jax.jit, static_argnames=("config", "capacity", "dtype"))
 def _prefill(config: ModelConfig, params: Params, tokens, counts, row_prompt, *, capacity: int, dtype) -> SamplerState:
     """Prefills each distinct prompt once, then hands its cache to every row of its group."""
@@ -113,7 +87,7 @@ def _generate(
     max_new_tokens: int,
     stop_ids: tuple[int, ...],
 ):
-    rows, capacity = limits.shape[0], state.cache.keys[0].shape[2]
+    rows, capacity = limits.shape[0], state.cache.capacity
     stops = jnp.asarray(stop_ids, jnp.int32)
 
     def keep_going(carry) -> jax.Array:

@@ -255,7 +255,7 @@ def one_step(
     batches = pack_lesson(config, groups, lesson)
     packed = time.perf_counter()
     row: dict[str, Any] = {"step": step, "phase": "train", "policy_version": step}
-    row |= episode_metrics(episodes, lesson) | rollout.engine.stats.metrics(rollout.engine.slots)
+    row |= episode_metrics(episodes, lesson) | rollout.engine.metrics()
     for index, batch in enumerate(batches):
         state, values, logprobs = train_step(
             settings,

@@ -20,7 +20,7 @@ def test_every_token_keeps_who_wrote_it(turns):
         before = list(trajectory.tokens)
         if sampled:
             logprobs = [-0.5 * (i + 1) for i in range(len(tokens))]
-            trajectory.append_sampled(tokens, logprobs, version)
+            trajectory.append_sampled(tokens, logprobs, [version] * len(tokens))
             expected += [(token, 1, logprob, version) for token, logprob in zip(tokens, logprobs)]
         else:
             trajectory.append_context(tokens)
@@ -37,7 +37,7 @@ def test_ids_that_text_would_merge_are_kept():
     # " to" + "ol" would be encoded as one " tool": nothing here goes through text.
     trajectory = Trajectory()
     trajectory.append_context([1, 4093])
-    trajectory.append_sampled([288, 308], [-1.0, -2.0], 0)
+    trajectory.append_sampled([288, 308], [-1.0, -2.0], [0, 0])
     trajectory.append_context([5, 6])
     assert trajectory.tokens == [1, 4093, 288, 308, 5, 6]
     assert trajectory.mask == [0, 0, 1, 1, 0, 0]
@@ -48,7 +48,7 @@ def test_template_markup_around_a_turn_is_not_trained():
     # <im_start> assistant \n | H I <im_end> | \n
     trajectory = Trajectory()
     trajectory.append_context([10, 11, 12, 13, 14])
-    trajectory.append_sampled([20, 21, END], [-0.1, -0.2, -0.3], 0)
+    trajectory.append_sampled([20, 21, END], [-0.1, -0.2, -0.3], [0, 0, 0])
     trajectory.append_context([30])
     assert trajectory.mask == [0] * 5 + [1] * 3 + [0]
 
@@ -56,7 +56,7 @@ def test_template_markup_around_a_turn_is_not_trained():
 def test_an_end_token_that_the_harness_appends_has_no_logprob_to_train_on():
     trajectory = Trajectory()
     trajectory.append_context([4])
-    trajectory.append_sampled([5, 6], [-1.0, -1.0], 0)
+    trajectory.append_sampled([5, 6], [-1.0, -1.0], [0, 0])
     trajectory.append_context([END])
     assert trajectory.mask == [0, 1, 1, 0]
     assert trajectory.versions[-1] == UNSAMPLED
@@ -67,6 +67,6 @@ def test_a_ledger_out_of_step_stops_at_once_and_stays_as_it_was(logprobs):
     trajectory = Trajectory()
     trajectory.append_context([1])
     with pytest.raises(ValueError, match=f"2 sampled tokens came with {len(logprobs)} logprobs"):
-        trajectory.append_sampled([7, 8], logprobs, 0)
+        trajectory.append_sampled([7, 8], logprobs, [0, 0])
     assert trajectory.tokens == [1]
     assert trajectory.mask == [0]

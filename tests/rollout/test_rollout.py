@@ -73,7 +73,7 @@ class ScriptedEngine:
     def _turn(self, request):
         number = self.said[request.key] = self.said.get(request.key, -1) + 1
         tokens, stopped = self.turns[number]
-        return SampledTurn(request.key, list(tokens), [-0.5] * len(tokens), stopped, self.version)
+        return SampledTurn(request.key, list(tokens), [-0.5] * len(tokens), [self.version] * len(tokens), stopped)
 
 
 def script(rollout, chat, turns):

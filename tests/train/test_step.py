@@ -66,7 +66,7 @@ def random_trajectory(rng: np.random.Generator, prompt: list[int]) -> Trajectory
             trajectory.append_context(rng.integers(0, VOCAB, rng.integers(0, 5)).tolist())
         count = int(rng.integers(1, 6))
         logprobs = rng.normal(-np.log(VOCAB), 0.7, count)
-        trajectory.append_sampled(rng.integers(0, VOCAB, count).tolist(), logprobs.tolist(), 0)
+        trajectory.append_sampled(rng.integers(0, VOCAB, count).tolist(), logprobs.tolist(), [0] * count)
     return trajectory
 
 
