@@ -42,7 +42,7 @@ def quantize_kv(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=-1) / 127.0
-    # The smallest normal float32 keeps 0 / 0 out; with anything that small the quotient is 0 too, and so is the product.
+    # Not divided by 0; whatever is as small as that becomes 0.
     return jnp.round(x / jnp.maximum(scale, jnp.finfo(jnp.float32).tiny)[..., None]).astype(jnp.int8), scale
 
 
@@ -121,13 +121,12 @@ def prefill_attention(
     _check(q, keys, values, slots, key_scales, value_scales)
     chosen = implementation or _default(q, keys, time=q.shape[1])
     slots, counts = _only_real(slots, counts, keys.shape[0])
-    arrays = (q, keys, values, jnp.minimum(slots, keys.shape[0] - 1), starts, counts)
-    scales = {"key_scales": key_scales, "value_scales": value_scales}
+    arrays = (q, keys, values, jnp.minimum(slots, keys.shape[0] - 1), starts, counts, key_scales, value_scales)
     match chosen:
         case "pallas_tpu" | "pallas_interpret":
-            return cache_attention(*arrays, **scales, interpret=chosen == "pallas_interpret")
+            return cache_attention(*arrays, interpret=chosen == "pallas_interpret")
         case "xla":
-            return _xla_attention(*arrays, **scales)
+            return _xla_attention(*arrays)
         case _:
             raise ValueError(f"implementation {chosen!r} cannot attend from a chunk: choose 'pallas_tpu' or 'xla'")
 
@@ -172,47 +171,66 @@ def write_kv(
         offsets = jnp.arange(k.shape[1])
         targets = jnp.where(offsets < counts[:, None], starts[:, None] + offsets, keys.shape[2])  # dropped
         written = [a.at[slots[:, None], :, targets].set(new, mode="drop") for a, new in zip(arrays, news)]
-    return (*written, None, None) if key_scales is None else tuple(written)
+    new_keys, new_values, *scales = written
+    return new_keys, new_values, *(scales or (None, None))
 
 
-def over_mesh(attention: Callable, mesh: Mesh, *, data: str, tensor: str) -> Callable:
+def sharded_attention(attention: Callable[..., jax.Array], mesh: Mesh, *, data: str, tensor: str) -> Callable:
     """`decode_attention` or `prefill_attention` for a cache whose slots are sharded over `data`, heads over `tensor`.
 
     No device sees another's part of the cache. The rows are sharded over `data` too, and the slots that they name
     must be of the same shard (as they are when row r works in slot r).
 
     Args:
-      attention: one of the two, its other keyword arguments bound.
+      attention: one of the two, or a partial of it.
       mesh: has both axes.
       data, tensor: their names.
 
     Returns:
-      A function of the same arrays; slots are numbered over the whole cache.
+      The same function of the whole arrays, slots numbered over the whole cache.
     """
 
-    def local(q, keys, values, slots, *rest, **scales):
-        own = slots - jax.lax.axis_index(data) * keys.shape[0]  # another shard's are out of range
-        return attention(q, keys, values, own, *rest, **scales)
-
     def call(q, keys, values, slots, *rest, key_scales=None, value_scales=None):
-        rows, cache = PartitionSpec(data), PartitionSpec(data, tensor)
-        heads = PartitionSpec(data, *[None] * (q.ndim - 3), tensor)
         scales = {} if key_scales is None else {"key_scales": key_scales, "value_scales": value_scales}
+        cache, rows = PartitionSpec(data, tensor), PartitionSpec(data)
+        heads = PartitionSpec(data, *[None] * (q.ndim - 3), tensor)
 
-        def body(arrays, scales):
-            return local(*arrays, **scales)
+        def local(q, keys, values, slots, rest, scales):
+            return attention(q, keys, values, _own(slots, keys, data), *rest, **scales)
 
-        # Kernels do not say over which axes their results vary, hence no check.
-        mapped = jax.shard_map(
-            body,
-            mesh=mesh,
-            in_specs=((heads, cache, cache, rows, *[rows for _ in rest]), dict.fromkeys(scales, cache)),
-            out_specs=heads,
-            check_vma=False,
-        )
-        return mapped((q, keys, values, slots, *rest), scales)
+        specs = (heads, cache, cache, rows, rows, cache)
+        return _shard_map(local, mesh, specs, heads)(q, keys, values, slots, rest, scales)
 
     return call
+
+
+def sharded_write(write: Callable[..., tuple], mesh: Mesh, *, data: str, tensor: str) -> Callable:
+    """`write_kv` for a cache that is sharded as for `sharded_attention`."""
+
+    def call(keys, values, k, v, slots, starts, counts, *, key_scales=None, value_scales=None):
+        scales = {} if key_scales is None else {"key_scales": key_scales, "value_scales": value_scales}
+        cache, rows = PartitionSpec(data, tensor), PartitionSpec(data)
+        heads = PartitionSpec(data, None, tensor)
+
+        def local(keys, values, k, v, slots, starts, counts, scales):
+            written = write(keys, values, k, v, _own(slots, keys, data), starts, counts, **scales)
+            return written if scales else written[:2]
+
+        specs = (cache, cache, heads, heads, rows, rows, rows, cache)
+        written = _shard_map(local, mesh, specs, cache)(keys, values, k, v, slots, starts, counts, scales)
+        return written if scales else (*written, None, None)
+
+    return call
+
+
+def _own(slots: jax.Array, keys: jax.Array, data: str) -> jax.Array:
+    """Slots of the whole cache as slots of this device's shard `keys`; another shard's are out of range."""
+    return slots - jax.lax.axis_index(data) * keys.shape[0]
+
+
+def _shard_map(function: Callable, mesh: Mesh, in_specs, out_specs) -> Callable:
+    # Kernels do not say over which axes their results vary, hence no check of it.
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _default(q: jax.Array, keys: jax.Array, *, time: int) -> Implementation:
@@ -261,9 +279,9 @@ def _only_real(slots: jax.Array, counts: jax.Array, num_slots: int) -> tuple[jax
 # --------------------------------------------------------------------------------------------------------------
 
 
-def _xla_attention(q, keys, values, slots, starts, counts, *, key_scales, value_scales) -> jax.Array:
+def _xla_attention(q, keys, values, slots, starts, counts, key_scales, value_scales) -> jax.Array:
     """`prefill_attention` by a loop over blocks of positions, with a running softmax in float32."""
-    rows, time, heads, head_dim = q.shape
+    rows, time, _, head_dim = q.shape
     kv_heads, capacity = keys.shape[1:3]
     block = min(XLA_BLOCK, capacity)
     # The heads that share keys become rows of one matrix: [rows, kv_heads, group * time, head_dim].
@@ -328,7 +346,7 @@ def _cudnn_takes(q: jax.Array) -> bool:
 
 
 def _cudnn_decode(q, keys, values, lengths, slots) -> jax.Array:
-    """`decode_attention` by cuDNN, of all slots at once: those without a row have no length and cost nothing.
+    """`decode_attention` by cuDNN, of all slots at once: those without a row have length 1 and cost next to nothing.
 
     The public `jax.nn.dot_product_attention` takes [batch, positions, heads, head_dim] alone, which would copy the
     cache at every step; the function below it also takes our layout. It takes no page table here: that wants as many
@@ -348,8 +366,8 @@ def _cudnn_decode(q, keys, values, lengths, slots) -> jax.Array:
         by_slot[:, :, None],
         keys,
         values,
-        q_seqlen=(slot_lengths > 0).astype(jnp.int32),
-        kv_seqlen=slot_lengths,
+        q_seqlen=jnp.ones((num_slots,), jnp.int32),
+        kv_seqlen=jnp.maximum(slot_lengths, 1),
         scale=q.shape[-1] ** -0.5,
         mask_type=MaskType.PADDING,
         qkv_layout="BNTH",

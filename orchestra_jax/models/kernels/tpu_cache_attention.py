@@ -75,9 +75,9 @@ def cache_attention(
     slots: jax.Array,
     starts: jax.Array,
     counts: jax.Array,
-    *,
     key_scales: jax.Array | None = None,
     value_scales: jax.Array | None = None,
+    *,
     interpret: bool = False,
 ) -> jax.Array:
     """Causal attention of each row's new tokens to its slot of the cache, in which their keys and values are already.

@@ -27,7 +27,7 @@ def write_cache(
     *,
     interpret: bool = False,
 ) -> list[jax.Array]:
-    """Each row's first `counts[r]` new entries at positions `starts[r]` on of slot `slots[r]`, of several arrays at once.
+    """Each row's first `counts[r]` new entries at positions `starts[r]` on of its slot, of several arrays at once.
 
     Args:
       arrays: [slots, kv_heads, capacity] or [slots, kv_heads, capacity, head_dim] each; to be donated.
@@ -55,7 +55,7 @@ def write_cache(
     scalars = (item_rows, last_items - amounts, slots, starts, ends)
 
     changed, specs, new_specs = [], [], []
-    for index, (array, new, last, axis, block) in enumerate(zip(arrays, news, views, axes, blocks)):
+    for array, new, last, axis, block in zip(arrays, news, views, axes, blocks):
         new = new.swapaxes(1, 2)  # [rows, kv_heads, time, ...]
         if last and array.ndim == 4:
             array, new = array.swapaxes(2, 3), new.swapaxes(2, 3)
