@@ -345,7 +345,7 @@ def _cudnn_takes(q: jax.Array) -> bool:
     return q.dtype in (jnp.bfloat16, jnp.float16) and q.shape[-1] <= 128 and q.shape[-1] % 8 == 0
 
 
-def _cudnn_decode(q, keys, values, lengths, slots) -> jax.Array:
+def _cudnn_decode(q, keys, values, slots, lengths) -> jax.Array:
     """`decode_attention` by cuDNN, of all slots at once: those without a row have length 1 and cost next to nothing.
 
     The public `jax.nn.dot_product_attention` takes [batch, positions, heads, head_dim] alone, which would copy the

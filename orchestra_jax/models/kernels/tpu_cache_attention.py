@@ -199,7 +199,7 @@ def _kernel(
     """One pair: scores of a tile against a block, folded into the tile's running softmax (all in float32)."""
     (k_scale_ref, v_scale_ref), refs = (refs[:2], refs[2:]) if quantized else ((None, None), refs)
     o_ref, max_ref, sum_ref, acc_ref = refs
-    item = pl.program_id(1)
+    first_head, item = pl.program_id(0) * q_ref.shape[1], pl.program_id(1)
     tile = item_tiles[item]
     number = item - first_items[tile]
     begin, start, end = number * block, starts[tile], ends[tile]
@@ -211,15 +211,13 @@ def _kernel(
         acc_ref[...] = jnp.zeros_like(acc_ref)
 
     def step(masked: bool) -> None:
-        block_heads = q_ref.shape[1]
-        for head in range(block_heads):
-            scale_row = pl.program_id(0) * block_heads + head
+        for head in range(q_ref.shape[1]):
             _fold(
                 q_ref[0, head],
                 k_ref[0, head],
                 v_ref[0, head],
-                k_scale_ref[0, pl.ds(scale_row, 1), :] if k_scale_ref is not None else None,
-                v_scale_ref[0, pl.ds(scale_row, 1), :] if v_scale_ref is not None else None,
+                k_scale_ref[0, pl.ds(first_head + head, 1), :] if k_scale_ref is not None else None,
+                v_scale_ref[0, pl.ds(first_head + head, 1), :] if v_scale_ref is not None else None,
                 max_ref.at[head],
                 sum_ref.at[head],
                 acc_ref.at[head],
