@@ -191,11 +191,10 @@ class Answer:
             "completion_tokens": completion,
             "total_tokens": self.prompt_tokens + completion,
         }
-        cached = [getattr(choice.turn, "cached_tokens", None) for choice in choices]
-        known = [count for count in cached if count is not None]
-        if known:
-            # Further choices take over the prompt that the first one computed.
-            usage["prompt_tokens_details"] = {"cached_tokens": min(known)}
+        # Further choices take over the prompt that the first one computed. Unknown of a turn that was ended from here.
+        cached = [choice.turn.cached_tokens for choice in choices if choice.turn is not None]
+        if cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": min(cached)}
         return usage
 
     def _chunk(self, choice: Choice, delta: Json) -> Json:

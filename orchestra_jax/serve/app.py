@@ -10,6 +10,7 @@ A request whose client goes away is cancelled, and its slots are free after the 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hmac
 import itertools
 import json
@@ -27,11 +28,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from orchestra_jax.sampler.engine import Request
+from orchestra_jax.sampler.grammar import TokenGrammar
 from orchestra_jax.serve.answer import Answer, Choice, new_choices
 from orchestra_jax.serve.errors import ApiError
 from orchestra_jax.serve.prompt import Prompt, TurnMemory, build_prompt
 from orchestra_jax.serve.request import ChatRequest, read_chat_request
-from orchestra_jax.serve.sampling import grammar_of, make_requests
+from orchestra_jax.serve.sampling import CarefulGrammar, grammar_of, make_requests
 from orchestra_jax.serve.worker import EngineThread, Event, Turn
 from orchestra_jax.text.chat import ChatFormat
 
@@ -78,8 +81,11 @@ def create_app(service: Service) -> Starlette:
         prompt, grammar = await connected.run(asyncio.to_thread(_prepare, service, memory, asked))
         keys = _keys(service.worker, prompt, numbers, asked.n)
         sampling = _Sampling(service, memory, asked, prompt)
-        requests = make_requests(asked, prompt, keys, service.capacity, grammar)
-        sampling.submit(requests)
+        sampling.submit(
+            make_requests(
+                asked, prompt, keys, capacity=service.capacity, stop_ids=service.chat.stop_ids, grammar=grammar
+            )
+        )
         try:
             if asked.stream:
                 first = await connected.run(sampling.next_event())
@@ -104,7 +110,7 @@ def create_app(service: Service) -> Starlette:
             "model": service.name,
             "slots": worker.slots,
             "turns": worker.num_open,
-            "stats": engine.stats.metrics(worker.slots) if engine is not None else {},
+            "stats": {} if engine is None else dataclasses.asdict(engine.stats),
         }
         return JSONResponse(body, status_code=200 if worker.fault is None else 503)
 
@@ -128,7 +134,6 @@ def create_app(service: Service) -> Starlette:
             ClientDisconnect: _gone,
             Exception: _internal_error,
         },
-        max_body_size=MAX_BODY_BYTES,
     )
 
 
@@ -142,7 +147,7 @@ class _Sampling:
         self._events: asyncio.Queue[tuple[Turn, Event]] = asyncio.Queue()
         self._turns: dict[Turn, Choice] = {}
 
-    def submit(self, requests: list[Any]) -> None:
+    def submit(self, requests: list[Request]) -> None:
         """Raises ApiError if there is no room for all of them."""
         self.service.worker.check_room(len(requests))
         for request, choice in zip(requests, self.choices, strict=True):
@@ -163,6 +168,8 @@ class _Sampling:
             turn, event = await self._events.get()
             choice = self._turns[turn]
             delta = choice.take(event)
+            if isinstance(turn.request.grammar, CarefulGrammar) and turn.request.grammar.fault:
+                raise ApiError(500, turn.request.grammar.fault, code="grammar_error")
             if choice.finish_reason:
                 self.service.worker.cancel(turn)  # no more is wanted, if the reader ended it
                 choice.remember(self.memory, self.prompt, turn.request.key)
@@ -259,7 +266,9 @@ class _Connected:
             pass
 
 
-def _prepare(service: Service, memory: TurnMemory, asked: ChatRequest) -> tuple[Prompt, Callable[[], Any] | None]:
+def _prepare(
+    service: Service, memory: TurnMemory, asked: ChatRequest
+) -> tuple[Prompt, Callable[[], TokenGrammar] | None]:
     grammar = grammar_of(asked, service.chat, constrain=service.constrain)
     try:
         return build_prompt(service.chat, asked.messages, asked.tools, memory), grammar
@@ -276,7 +285,11 @@ def _keys(worker: EngineThread, prompt: Prompt, numbers: Iterator[int], count: i
 
 
 async def _json_body(request: HttpRequest) -> Any:
-    body = await request.body()
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(413, f"the body of the request has more than {MAX_BODY_BYTES} bytes")
     try:
         # Lone surrogates, which JSON can hold and UTF-8 cannot, become U+FFFD.
         text = body.decode()

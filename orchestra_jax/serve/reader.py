@@ -24,6 +24,8 @@ from orchestra_envs.parse import (
     parse_turn,
 )
 
+from orchestra_jax.sampler.stops import held_back
+
 _UNOPENED = parse_turn(CALL_CLOSE).errors
 _TAGS = (THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE)
 _TAG = re.compile("|".join(_TAGS))
@@ -126,7 +128,7 @@ class _StopTexts:
         if hits:
             _, start, self.found = min(hits)
             return text[:start]
-        kept = len(text) - _num_held(text, self.stops)
+        kept = len(text) - held_back(text, self.stops)
         self.held = text[kept:]
         return text[:kept]
 
@@ -183,7 +185,7 @@ class _Markup:
     def _up_to_tag(self, pattern: re.Pattern[str], tags: Sequence[str], target: _Trimmed) -> bool:
         tag = pattern.search(self._buffer)
         if tag is None:
-            kept = len(self._buffer) - (0 if self._ended else _num_held(self._buffer, tags))
+            kept = len(self._buffer) - (0 if self._ended else held_back(self._buffer, tags))
             target.push(self._cut(kept))
             return False
         target.push(self._cut(tag.start()))
@@ -287,9 +289,3 @@ def _parse_call(body: str, *, truncated: bool = False) -> tuple[ParsedTurn, bool
     parsed = parse_turn(CALL_OPEN + body, truncated=truncated)
     kinds = {error.kind for error in parsed.errors}
     return parsed, not ("truncated_call" in kinds or (CALL_CLOSE in body and "malformed_json" in kinds))
-
-
-def _num_held(text: str, words: Sequence[str]) -> int:
-    """The length of the longest end of `text` that is the beginning of a word, but not all of it."""
-    longest = min(len(text), max(map(len, words)) - 1)
-    return next((n for n in range(longest, 0, -1) if any(word.startswith(text[-n:]) for word in words)), 0)

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
-from typing import Any
+
+import numpy as np
 
 from orchestra_jax.sampler.engine import Request
+from orchestra_jax.sampler.grammar import TokenGrammar, tool_call_grammar
 from orchestra_jax.serve.errors import ApiError, bad_request
 from orchestra_jax.serve.prompt import Prompt
 from orchestra_jax.serve.request import ChatRequest
 from orchestra_jax.text.chat import ChatFormat
 
-_REQUEST_FIELDS = frozenset(field.name for field in dataclasses.fields(Request))
-
 
 def make_requests(
-    asked: ChatRequest, prompt: Prompt, keys: list[Hashable], capacity: int, grammar: Callable[[], Any] | None
+    asked: ChatRequest,
+    prompt: Prompt,
+    keys: list[Hashable],
+    *,
+    capacity: int,
+    stop_ids: Sequence[int],
+    grammar: Callable[[], TokenGrammar] | None,
 ) -> list[Request]:
     """A turn for each choice.
 
     Args:
         keys: the engine's key of each choice.
         capacity: the most tokens of a conversation.
+        stop_ids: that end a turn.
         grammar: makes the grammar of a turn, or None.
 
     Raises:
@@ -42,7 +48,7 @@ def make_requests(
             code="context_length_exceeded",
         )
     return [
-        _request(
+        Request(
             key=key,
             tokens=prompt.ids,
             limit=min(room, asked.max_tokens or room),
@@ -51,18 +57,41 @@ def make_requests(
             top_p=asked.top_p,
             top_k=asked.top_k,
             stop_texts=asked.stop,
-            grammar=grammar() if grammar else None,
+            grammar=CarefulGrammar(grammar(), stop_ids) if grammar else None,
         )
         for index, key in enumerate(keys)
     ]
 
 
-def _request(**wanted: Any) -> Request:
-    # TODO: Request(**wanted), once the engine has all of the fields.
-    for name, neutral in (("top_p", 1.0), ("top_k", 0), ("grammar", None)):
-        if name not in _REQUEST_FIELDS and wanted[name] != neutral:
-            raise bad_request("tool_choice" if name == "grammar" else name, "is not supported by this engine yet")
-    return Request(**{name: value for name, value in wanted.items() if name in _REQUEST_FIELDS})
+class CarefulGrammar:
+    """A `TokenGrammar` whose faults end its own turn and not the round, which is everybody's.
+
+    Attributes:
+        fault: what went wrong, or None.
+    """
+
+    def __init__(self, grammar: TokenGrammar, stop_ids: Sequence[int]) -> None:
+        self.fault: str | None = None
+        self._grammar = grammar
+        self._end = np.zeros(max(stop_ids) // 32 + 1, np.uint32)
+        for token in stop_ids:
+            self._end[token >> 5] |= np.uint32(1 << (token & 31))
+
+    def mask(self) -> np.ndarray:
+        """See `TokenGrammar`; after a fault, the stop ids alone."""
+        try:
+            return self._end if self.fault else self._grammar.mask()
+        except ValueError as error:
+            self.fault = str(error)
+            return self._end
+
+    def accept(self, token: int) -> None:
+        """See `TokenGrammar`."""
+        try:
+            if not self.fault:
+                self._grammar.accept(token)
+        except ValueError as error:
+            self.fault = str(error)
 
 
 def trajectory(seed: int | None, choice: int) -> int:
@@ -72,7 +101,7 @@ def trajectory(seed: int | None, choice: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {choice}".encode()).digest()[:4], "big")
 
 
-def grammar_of(asked: ChatRequest, chat: ChatFormat, *, constrain: bool) -> Callable[[], Any] | None:
+def grammar_of(asked: ChatRequest, chat: ChatFormat, *, constrain: bool) -> Callable[[], TokenGrammar] | None:
     """What makes the grammar of each turn of a request, None where the policy writes freely.
 
     A call is required, a tool is strict, or `constrain` asks for it: then calls can only be ones of the tools, with
@@ -99,10 +128,10 @@ def grammar_of(asked: ChatRequest, chat: ChatFormat, *, constrain: bool) -> Call
 
 
 @lru_cache(maxsize=64)
-def _compiled(chat: ChatFormat, tools: str, required: bool, name: str | None, parallel: bool) -> Callable[[], Any]:
+def _compiled(
+    chat: ChatFormat, tools: str, required: bool, name: str | None, parallel: bool
+) -> Callable[[], TokenGrammar]:
     """Compiling takes long enough that a conversation's turns should not all pay for it."""
-    from orchestra_jax.sampler.grammar import tool_call_grammar
-
     return tool_call_grammar(
         chat.tokenizer,
         json.loads(tools),

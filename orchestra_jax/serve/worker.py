@@ -241,7 +241,7 @@ class EngineThread:
         for key, turn in self._active.items():
             if key in done:
                 events.append((turn, Ended(done[key].tokens[turn.num_sent :], done[key])))
-            elif new := _partial(engine, key)[turn.num_sent :]:
+            elif new := engine.partial(key)[turn.num_sent :]:
                 turn.num_sent += len(new)
                 events.append((turn, Progress(new)))
         for key in done:
@@ -271,9 +271,3 @@ class EngineThread:
         for loop, its_events in by_loop.items():
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
                 loop.call_soon_threadsafe(self._deliver, its_events)
-
-
-def _partial(engine: Engine, key: Hashable) -> list[int]:
-    # TODO: engine.partial(key), once it is there.
-    partial = getattr(engine, "partial", None)
-    return [] if partial is None else partial(key)
