@@ -89,6 +89,13 @@ class RolloutConfig(Section):
     """Of a trajectory: prompt, turns and observations."""
     max_turn_tokens: int = Field(8_000, ge=1)
     """Of one turn of the policy; a turn that reaches it is cut, and ends the episode."""
+    max_sampled_tokens: int | None = Field(None, ge=1)
+    """Of all turns of an episode together, a budget for reasoning; default: no other limit than those above."""
+    stop_after_tool_call: bool = False
+    """A turn ends with its first tool call, wherever the closing tag stands, instead of where the policy ends it."""
+    kv_cache: Literal["float32", "bfloat16", "int8"] | None = None
+    """How keys and values are stored while sampling; int8 halves bfloat16's memory at a small loss of accuracy (the
+    logprobs differ more from the trainer's: watch `mismatch/*`). Default: as the weights are, on CPU float32."""
     max_observation_tokens: int = Field(4_000, ge=8)
     """Of one observation; longer ones are cut, with a marker."""
     env_threads: int = Field(1, ge=1)

@@ -18,6 +18,9 @@ from orchestra_jax.config import ConfigError, load_config
 
 log = logging.getLogger(__name__)
 
+COMPILING = ("train", "sft", "eval", "solve", "serve")
+"""Commands that compile programs worth keeping for the next time."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
@@ -32,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Like Ctrl-C; training has its own handlers, which write a checkpoint first.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if options.compiles:
+            from orchestra_jax.compile_cache import enable_compile_cache
+
+            enable_compile_cache()
         options.run(options)
         sys.stdout.flush()
     except ConfigError as error:
@@ -55,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(run=run)
+        sub.set_defaults(run=run, compiles=name in COMPILING)
         return sub
 
     def add_config(sub: argparse.ArgumentParser) -> None:
@@ -88,12 +95,51 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--tools", metavar="FILE", help="YAML list of tools; default: those of the run's environment")
     sub.add_argument("--task", type=int, metavar="SEED", help="instead of a question: a task of the run's environment")
     sub.add_argument("--preference", metavar="WORDS", help='what you care about, such as "Keep the cost low."')
-    sub.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling; default 0, the likeliest")
+    sub.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="of sampling; default 0, the likeliest"
+    )
     sub.add_argument("--seed", type=int, default=0, help="of sampling")
     sub.add_argument("--max-turns", type=int, metavar="N", help="default: as in the run")
     sub.add_argument("--max-tokens", type=int, metavar="N", help="of the whole conversation; default: as in the run")
     sub.add_argument("--budget-usd", type=float, metavar="USD", help="no call is made once so much is spent")
     sub.add_argument("--json", metavar="FILE", help="write the trajectory there, a line as in a run's episodes/")
+
+    sub = command("serve", _serve, "a policy behind an OpenAI-compatible HTTP endpoint")
+    sub.add_argument("folder", help="a run folder, or a policy in Hugging Face layout")
+    sub.add_argument("--host", default="127.0.0.1")
+    sub.add_argument("--port", type=int, default=8000, help="0 takes a free one, which is printed")
+    sub.add_argument("--slots", type=int, default=8, metavar="N", help="conversations that sample at once")
+    sub.add_argument("--max-tokens", type=int, metavar="N", help="of a conversation; default: as in the run, else 4096")
+    sub.add_argument(
+        "--max-waiting", type=int, default=256, metavar="N", help="turns that wait; more are refused (429)"
+    )
+    sub.add_argument("--name", help="of the model, as clients ask for it; default: the folder's")
+    sub.add_argument(
+        "--api-key-env", metavar="VARIABLE", help="environment variable with the key that clients must send"
+    )
+    sub.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
+    sub.add_argument("--grammar", action="store_true", help="tool calls always fit the schemas of the request's tools")
+    sub.add_argument("--warm-up", action="store_true", help="compile everything before listening")
+
+    sub = command("launch", _launch, "files and commands to start a run on TPU pods or GPU clusters; calls no cloud")
+    add_config(sub)
+    sub.add_argument(
+        "--target", required=True, choices=["gke", "xpk", "tpu-vm", "slurm"], help="slurm: GPUs, else TPUs"
+    )
+    sub.add_argument(
+        "--topology", required=True, metavar="KIND:SHAPE", help="v5p:4x4x4 (chips) or h100:8 (GPUs a node)"
+    )
+    sub.add_argument("--num-slices", type=int, default=1, metavar="N", help="slices, or nodes with GPUs; default: 1")
+    sub.add_argument("--image", help="container image (slurm does without)")
+    sub.add_argument("--name", help="of everything that is made; default: the config file's")
+    sub.add_argument(
+        "--mount",
+        metavar="SOURCE:PATH",
+        help="what all hosts share: CLAIM:/path (gke), STORAGE:/path (xpk), HOST:/export:/path (tpu-vm), /path (slurm)",
+    )
+    sub.add_argument("--spot", action="store_true", help="cheaper machines that may be taken back at any moment")
+    sub.add_argument("--output", metavar="DIR", help="folder for the files; default: runs/launch/NAME")
+    sub.add_argument("--dry-run", action="store_true", help="print files and commands, write nothing")
 
     sub = command("convert", _convert, "GGUF file or Hugging Face folder to a Hugging Face folder")
     sub.add_argument("source")
@@ -153,6 +199,42 @@ def _solve(options: argparse.Namespace) -> None:
         max_tokens=options.max_tokens,
         budget_usd=options.budget_usd,
         json_file=options.json,
+    )
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from orchestra_jax.cli.serve import serve
+
+    serve(
+        options.folder,
+        host=options.host,
+        port=options.port,
+        slots=options.slots,
+        max_tokens=options.max_tokens,
+        max_waiting=options.max_waiting,
+        name=options.name,
+        api_key_env=options.api_key_env,
+        dtype=options.dtype,
+        grammar=options.grammar,
+        warm_up=options.warm_up,
+    )
+
+
+def _launch(options: argparse.Namespace) -> None:
+    from orchestra_jax.cli.launch import launch
+
+    launch(
+        options.config,
+        options.overrides,
+        target=options.target,
+        topology=options.topology,
+        num_slices=options.num_slices,
+        image=options.image,
+        name=options.name,
+        mount=options.mount,
+        spot=options.spot,
+        output=options.output,
+        dry_run=options.dry_run,
     )
 
 

@@ -44,7 +44,7 @@ def serve(
         max_waiting: turns that wait for a slot; more are refused with 429.
         name: of the model, as clients ask for it; None: the folder's.
         api_key_env: environment variable that holds the key which clients must send; None: no key.
-        dtype: of the weights and the computation; None: as the run was trained, else float32 on CPU, bfloat16 elsewhere.
+        dtype: of weights and computation; None: as the run was trained, else float32 on CPU, bfloat16 elsewhere.
         grammar: tool calls can only be ones of the request's tools, with arguments that fit.
         warm_up: compile everything before listening, so that no request waits for it; lists what, and the seconds.
 

@@ -20,6 +20,7 @@ from flax import nnx
 
 from orchestra_jax.models.attention import cached_attention, packed_attention
 from orchestra_jax.models.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig
+from orchestra_jax.models.decode_attention import decode_attention, prefill_attention, quantize_kv, write_kv
 
 Params = dict[str, Any]
 """Weights by name, the layers' stacked on axis 0 (or, for the sampler on CPU, a tuple of arrays: `unstack_layers`)."""
@@ -234,7 +235,7 @@ class KVCache:
     """[rows, kv_heads, capacity, head_dim]."""
     key_scales: tuple[jax.Array, ...] | None
     value_scales: tuple[jax.Array, ...] | None
-    """[rows, kv_heads, capacity] float32 of an int8 cache, see `quantize`."""
+    """[rows, kv_heads, capacity] float32 of an int8 cache, see `decode_attention.quantize_kv`."""
     lengths: jax.Array
     """[rows] int32, tokens in each row."""
     transposed: bool
@@ -279,13 +280,6 @@ def init_cache(
         lengths=jnp.zeros((rows,), jnp.int32),
         transposed=transposed,
     )
-
-
-def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x [..., head_dim] as int8 and the float32 scale [...] that gives it back: symmetric, 127 is the largest entry."""
-    x = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(x), axis=-1) / 127.0
-    return jnp.round(x / jnp.maximum(scale, 1e-30)[..., None]).astype(jnp.int8), scale
 
 
 def unstack_layers(params: Params) -> Params:
@@ -338,10 +332,13 @@ def extend(
     for number in range(config.num_layers):
         layer = {name: p[number] for name, p in stacked.items()}
         q, k, v = _qkv(config, layer, x, angles)
-        stored = _store(_cache_layer(cache, number), k, v, index[:, None], targets, cache.transposed)
-        x = _finish_layer(
-            config, layer, x, _attend_cache(q, stored, positions, counts, filled, slots, cache.transposed)
-        )
+        stored = _cache_layer(cache, number)
+        if slots is None:
+            stored = _store(stored, k, v, index[:, None], targets, cache.transposed)
+            attended = _attend_cache(q, stored, positions, filled, cache.transposed)
+        else:
+            stored, attended = _attend_in_place(q, k, v, stored, slots, starts, counts)
+        x = _finish_layer(config, layer, x, attended)
         layers.append(stored)
     hidden = rms_norm(x, params["norm"], config.rms_norm_eps)
     keys, values, key_scales, value_scales = zip(*layers)
@@ -379,7 +376,7 @@ def _store(
 
     if layer.key_scales is None or layer.value_scales is None:
         return _CacheLayer(put(layer.keys, k, transposed), put(layer.values, v), None, None)
-    (k, key_scales), (v, value_scales) = quantize(k), quantize(v)
+    (k, key_scales), (v, value_scales) = quantize_kv(k), quantize_kv(v)
     return _CacheLayer(
         put(layer.keys, k, transposed),
         put(layer.values, v),
@@ -388,18 +385,8 @@ def _store(
     )
 
 
-def _attend_cache(
-    q: jax.Array,
-    layer: _CacheLayer,
-    positions: jax.Array,
-    counts: jax.Array,
-    filled: int,
-    slots: jax.Array | None,
-    transposed: bool,
-) -> jax.Array:
+def _attend_cache(q: jax.Array, layer: _CacheLayer, positions: jax.Array, filled: int, transposed: bool) -> jax.Array:
     """Attention of q [rows, time, heads, head_dim] to the first `filled` positions of its sequence in the cache."""
-    if slots is not None:
-        raise NotImplementedError  # TODO
     return cached_attention(
         q,
         layer.keys[..., :filled] if transposed else layer.keys[:, :, :filled],
@@ -409,6 +396,47 @@ def _attend_cache(
         key_scales=None if layer.key_scales is None else layer.key_scales[:, :, :filled],
         value_scales=None if layer.value_scales is None else layer.value_scales[:, :, :filled],
     )
+
+
+def _attend_in_place(
+    q: jax.Array, k: jax.Array, v: jax.Array, layer: _CacheLayer, slots: jax.Array, starts: jax.Array, counts: jax.Array
+) -> tuple[_CacheLayer, jax.Array]:
+    """Enters new keys and values [rows, time, kv_heads, head_dim] and attends, by the platform's kernels."""
+    layer = _CacheLayer(
+        *write_kv(
+            layer.keys,
+            layer.values,
+            k,
+            v,
+            slots,
+            starts,
+            counts,
+            key_scales=layer.key_scales,
+            value_scales=layer.value_scales,
+        )
+    )
+    if q.shape[1] == 1:
+        attended = decode_attention(
+            q[:, 0],
+            layer.keys,
+            layer.values,
+            slots,
+            jnp.where(counts > 0, starts + counts, 0),
+            key_scales=layer.key_scales,
+            value_scales=layer.value_scales,
+        )[:, None]
+    else:
+        attended = prefill_attention(
+            q,
+            layer.keys,
+            layer.values,
+            slots,
+            starts,
+            counts,
+            key_scales=layer.key_scales,
+            value_scales=layer.value_scales,
+        )
+    return layer, attended
 
 
 def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:

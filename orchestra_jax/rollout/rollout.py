@@ -22,6 +22,7 @@ from orchestra_envs.loop import start
 from orchestra_jax.models.decoder import Params
 from orchestra_jax.rollout.episode import Episode, Turn, charge, describe
 from orchestra_jax.sampler.engine import Engine, Request, SampledTurn
+from orchestra_jax.sampler.stops import tool_call_stop
 from orchestra_jax.text.chat import ChatFormat
 from orchestra_jax.text.prompt import system_prompt
 
@@ -47,6 +48,10 @@ class RolloutLimits:
 
     max_turn_tokens: int
     max_observation_tokens: int
+    max_sampled_tokens: int | None = None
+    """Of all turns together; None: no such limit."""
+    stop_after_tool_call: bool = False
+    """A turn ends with its first tool call."""
 
 
 def task_prompt_ids(chat: ChatFormat, tool_style: str, observation: str, info: dict[str, Any]) -> list[int]:
@@ -83,6 +88,7 @@ class Rollout:
         self.chat = chat
         self.tool_style = tool_style
         self.limits = limits
+        self._stops = tool_call_stop(chat.tokenizer) if limits.stop_after_tool_call else ((), ())
         self._tool_envs = [bare_tool_env(env) for env in self.envs]
         self._threads = ThreadPoolExecutor(env_threads) if env_threads > 1 else None
 
@@ -161,8 +167,22 @@ class Rollout:
         return [episodes[number] for number in range(len(jobs))]
 
     def _request(self, number: int, job: Job, episode: Episode) -> Request:
-        tokens, limit = episode.trajectory.tokens, self.limits.max_turn_tokens
-        return Request(number, tokens, limit, job.trajectory, job.temperature)
+        limit = min(self.limits.max_turn_tokens, self._left(episode))
+        stop_ids, stop_texts = self._stops
+        return Request(
+            number,
+            episode.trajectory.tokens,
+            limit,
+            job.trajectory,
+            job.temperature,
+            stop_ids=stop_ids,
+            stop_texts=stop_texts,
+        )
+
+    def _left(self, episode: Episode) -> int:
+        """Tokens that the policy may still sample in an episode."""
+        budget = self.limits.max_sampled_tokens
+        return self.engine.capacity if budget is None else budget - episode.trajectory.num_sampled
 
     def _call(self, row: int, method: str, args: tuple, kwargs: dict[str, Any], done: Callable[[Any], None]) -> None:
         """Calls `reset` or `step` of a row's environment; `done` gets the result, or what was raised."""
@@ -233,6 +253,12 @@ class Rollout:
     def _observe(self, episode: Episode, text: str, calls: list[dict[str, Any]], role: str) -> None:
         text, ids = self._fit(text, role)
         begin = len(episode.trajectory.tokens)
+        if self.limits.stop_after_tool_call and episode.trajectory.tokens[-1] not in self.chat.stop_ids:
+            ids = [self.chat.end_id, *ids]  # the turn was ended by its call: the template's end is not the policy's
+        if self._left(episode) < 1:
+            episode.end_reason = "length"
+            episode.turns.append(Turn(role, text, 0, begin, calls))
+            return
         if begin + len(ids) + self.limits.max_turn_tokens > self.engine.capacity:
             # No room to read this and answer. The earlier turns are kept as they are; nothing is cut from the left.
             episode.end_reason = "context"

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import jax
+import jax.numpy as jnp
 import numpy as np
 from orchestra_envs import make
 from orchestra_envs.baselines import make_policy
@@ -45,16 +47,34 @@ def build_rollout(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any],
         capacity=config.rollout.max_tokens,
         stop_ids=policy.chat.stop_ids,
         seed=config.seed,
-        dtype=policy.params["embed_tokens"].dtype,
+        dtype=cache_dtype(config, policy),
+        token_bytes=policy.chat.tokenizer.token_bytes,
     )
     return Rollout(
         partial(make_env, config, env_kwargs),
         engine,
         policy.chat,
         tool_style=config.text.tools,
-        limits=RolloutLimits(config.rollout.max_turn_tokens, config.rollout.max_observation_tokens),
+        limits=RolloutLimits(
+            config.rollout.max_turn_tokens,
+            config.rollout.max_observation_tokens,
+            config.rollout.max_sampled_tokens,
+            config.rollout.stop_after_tool_call,
+        ),
         env_threads=config.rollout.env_threads,
     )
+
+
+def cache_dtype(config: RunConfig, policy: Policy) -> jnp.dtype:
+    """How keys and values are stored while sampling: as configured, else like the weights.
+
+    XLA on CPU reads a bfloat16 cache at half the speed of a float32 one, so there it is float32.
+    """
+    if config.rollout.kv_cache is not None:
+        return jnp.dtype(config.rollout.kv_cache)
+    if jax.default_backend() == "cpu":
+        return jnp.dtype(jnp.float32)
+    return policy.params["embed_tokens"].dtype
 
 
 def check_fit(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any]) -> int:
@@ -96,7 +116,8 @@ def check_fit(config: RunConfig, policy: Policy, env_kwargs: dict[str, Any]) -> 
         turns = getattr(env.unwrapped, "max_turns", 1)
     finally:
         env.close()
-    return min(turns * limits.max_turn_tokens, limits.max_tokens - shortest)
+    most = limits.max_sampled_tokens or limits.max_tokens
+    return min(turns * limits.max_turn_tokens, limits.max_tokens - shortest, most)
 
 
 def check_scripted(config: RunConfig, key: str, names: Iterable[str], env_kwargs: dict[str, Any]) -> None:

@@ -230,10 +230,10 @@ def _set_rows(array: jax.Array, slots: jax.Array, new: jax.Array) -> jax.Array:
 def _view(state: DeviceState, slots: jax.Array, filled: int, direct: bool) -> tuple[KVCache, jax.Array | None]:
     """The cache in which a round works, and the slots of its rows in it (None: one after the other)."""
     cache = state.cache
-    if _in_order(cache.lengths, slots):
-        return cache, None
     if direct:
         return cache, slots
+    if _in_order(cache.lengths, slots):
+        return cache, None
 
     def rows(array: jax.Array, axis: int) -> jax.Array:
         return jax.lax.slice_in_dim(array, 0, filled, axis=axis)[slots]

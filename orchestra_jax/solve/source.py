@@ -74,4 +74,4 @@ def limits_of(source: Source, model: ModelConfig, max_tokens: int | None) -> tup
         raise ConfigError(f"--max-tokens {capacity}: the model holds at most {most} (max_position_embeddings)")
     if not 0 < max_turn < capacity:
         raise ConfigError(f"--max-tokens {capacity}: must be more than the {max_turn} tokens that a turn may have")
-    return capacity, RolloutLimits(max_turn, max_observation)
+    return capacity, RolloutLimits(max_turn, max_observation, limits.max_sampled_tokens, limits.stop_after_tool_call)

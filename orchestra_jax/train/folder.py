@@ -21,6 +21,7 @@ CONTENTS = (
     "episodes",
     "tensorboard",
     "metrics.jsonl",
+    "warm_up.json",
     "summary.json",
     "summary.tmp",
     "report.html",
@@ -71,6 +72,11 @@ class RunFolder:
         file = self.path / "episodes" / f"{name}.jsonl"
         file.parent.mkdir(exist_ok=True)
         _write_whole(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+    def write_warm_up(self, times: list[tuple[str, float]]) -> None:
+        """What of the sampler was compiled before the first step (or read from the compilation cache), and how long."""
+        rows = [{"shape": name, "seconds": round(seconds, 3)} for name, seconds in times]
+        _write_whole(self.path / "warm_up.json", json.dumps(rows, indent=1))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """summary.json; it appears whole."""

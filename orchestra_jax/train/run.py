@@ -211,6 +211,7 @@ def train_policy(
     rows = config.rollout.rows or config.trajectories_per_step
     rollout = build_rollout(config, policy, config.env.kwargs, rows)
     reference = start if config.loss.kl_coef else None
+    compile_sampler(rollout, state.params, folder, console)
     try:
         with make_progress(console, description="training") as progress:
             for step in range(done + 1, steps + 1):
@@ -233,6 +234,18 @@ def train_policy(
         store.close()
     save_policy(folder.model, policy, state.params)
     return state.params
+
+
+def compile_sampler(rollout: Rollout, params: Params, folder: RunFolder, console: Console) -> None:
+    """Compiles all shapes of the sampler before the first step, and says what that took; the list goes into a file."""
+    rollout.engine.use(params, 0)
+    times = rollout.engine.warm_up()
+    folder.write_warm_up(times)
+    seconds: dict[str, list[float]] = {}
+    for name, second in times:
+        seconds.setdefault(name.split()[0], []).append(second)
+    kinds = ", ".join(f"{len(all_)} of {kind} in {sum(all_):.1f} s" for kind, all_ in seconds.items())
+    console.print(f"sampler: {len(times)} shapes ready: {kinds}; all of them in warm_up.json", highlight=False)
 
 
 def one_step(

@@ -1,5 +1,7 @@
 """Continuous batching: the same tokens as the plain forward pass, whatever is interleaved, copied or evicted."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,9 @@ from orchestra_jax.models.decoder import forward, init_params
 from orchestra_jax.models.logprobs import logprobs_of
 from orchestra_jax.sampler import device
 from orchestra_jax.sampler.engine import Engine, Request
+from orchestra_jax.sampler.idle import DeviceClock
 from orchestra_jax.sampler.sampler import Sampler
+from orchestra_jax.sampler.weights import adopt
 
 CONFIG = preset("market-tiny", vocab_size=96, hidden_size=32, intermediate_size=64, num_layers=2, head_dim=8)
 STOP = 95
@@ -301,3 +305,200 @@ def test_nothing_is_compiled_after_the_warm_up(params):
     run_all(engine, [*requests, *(Request(100 + i, [*common, i], 7, i) for i in range(5))])
     assert engine.stats.copied_tokens > 0
     assert [function._cache_size() for function in functions] == before
+
+
+# What ends a turn.
+
+
+def chars(token):
+    """A token's text: letters by their number, so that stops can lie across tokens."""
+    return bytes([97 + token % 26])
+
+
+def test_a_turns_own_stop_ids(params):
+    (prompt,) = prompts(1, seed=3)
+    free = run_all(make(params), [Request("a", prompt, 30, 0, 0.0)])["a"].tokens
+    stop = free[4]
+    turn = run_all(make(params), [Request("a", prompt, 30, 0, 0.0, stop_ids=(stop,))])["a"]
+    assert (turn.tokens, turn.stopped) == (free[: free.index(stop) + 1], True)
+    with pytest.raises(ValueError, match="may have 7 stop ids of its own"):
+        make(params).submit(Request("a", prompt, 30, 0, stop_ids=tuple(range(8))))
+
+
+@pytest.mark.parametrize("steps", [1, 4, 16])
+def test_a_stop_text_across_tokens_ends_the_turn_and_the_conversation_goes_on(params, steps):
+    (prompt,) = prompts(1, seed=3)
+    free = run_all(make(params), [Request("a", prompt, 40, 0)])["a"].tokens
+    text = b"".join(map(chars, free)).decode()
+    stop = text[6:9]
+    end = text.index(stop) + 3
+    engine = make(params, steps=steps, token_bytes=chars)
+    turn = run_all(engine, [Request("a", prompt, 40, 0, stop_texts=("{", stop))])["a"]
+    assert (turn.tokens, turn.stopped, turn.stop_text) == (free[:end], True, stop)
+    assert len(turn.logprobs) == len(turn.versions) == end
+    # What the device sampled beyond the stop is forgotten: neither its cache nor its logits count.
+    conversation = prompt + turn.tokens + [5, 6]
+    again = run_all(engine, [Request("a", conversation, 8, 0, 0.0), Request("b", prompt + turn.tokens, 8, 1, 0.0)])
+    assert_greedy(params, conversation, again["a"].tokens)
+    assert_greedy(params, prompt + turn.tokens, again["b"].tokens)
+    assert again["a"].cached_tokens == len(prompt) + end
+    with pytest.raises(ValueError, match="stop texts need an engine with token_bytes"):
+        make(params).submit(Request("a", prompt, 4, 0, stop_texts=("x",)))
+
+
+class Alternating:
+    """Allows even tokens after odd ones and odd ones after even ones; starts with even ones."""
+
+    def __init__(self):
+        self.accepted = []
+
+    def mask(self):
+        odd = len(self.accepted) % 2
+        return np.array([0xAAAAAAAA if odd else 0x55555555] * 3, np.uint32)
+
+    def accept(self, token):
+        self.accepted.append(token)
+
+
+def test_a_grammar_beside_turns_without_one(params):
+    first, second = prompts(2, seed=5, low=20, high=30)
+    grammar = Alternating()
+    engine = make(params)
+    turns = run_all(engine, [Request("g", first, 12, 0, 0.8, grammar=grammar), Request("f", second, 12, 1)])
+    tokens = turns["g"].tokens
+    assert grammar.accepted == tokens
+    assert [token % 2 for token in tokens] == [i % 2 for i in range(len(tokens))]
+    rows = full_logits(params, first + tokens)[len(first) - 1 : -1]
+    for index, (row, token, logprob) in enumerate(zip(rows, tokens, turns["g"].logprobs, strict=True)):
+        allowed = np.where(np.arange(96) % 2 == index % 2, row, -np.inf)
+        expected, _ = logprobs_of(jnp.asarray(allowed)[None], jnp.asarray([token]), 0.8)
+        np.testing.assert_allclose(logprob, expected[0], atol=1e-4)  # as for the logprobs above
+    alone = run_all(make(params), [Request("f", second, 12, 1)])["f"]
+    assert turns["f"].tokens == alone.tokens
+
+
+# Sampling.
+
+
+@pytest.mark.parametrize("settings_", [{}, {"top_k": 3}, {"top_p": 0.6}], ids=["plain", "top_k", "top_p"])
+def test_the_frequencies_are_those_of_the_distribution(params, settings_):
+    """Chi-square of 2,000 first tokens; the seed is fixed, the 99.9% quantile leaves room for any one seed."""
+    (prompt,) = prompts(1, seed=11, low=20, high=21)
+    engine = make(params, slots=50)
+    requests = [Request(i, prompt, 1, i, 4.0, **settings_) for i in range(2000)]
+    turns = run_all(engine, requests)
+    counts = np.bincount([turns[i].tokens[0] for i in range(2000)], minlength=96)
+    row = full_logits(params, prompt)[-1].astype(np.float64) / 4.0
+    probabilities = np.exp(row - row.max())
+    probabilities /= probabilities.sum()
+    order = np.argsort(-probabilities)
+    if "top_k" in settings_:
+        kept = order[:3]
+    elif "top_p" in settings_:
+        kept = order[: int(np.searchsorted(np.cumsum(probabilities[order]), 0.6)) + 1]
+    else:
+        kept = order
+    narrowed = np.zeros(96)
+    narrowed[kept] = probabilities[kept] / probabilities[kept].sum()
+    assert counts[narrowed == 0].sum() == 0
+    common = narrowed * 2000 >= 5
+    expected = np.append(narrowed[common] * 2000, narrowed[~common].sum() * 2000)
+    seen = np.append(counts[common], counts[~common].sum())
+    live = expected > 0
+    degrees = live.sum() - 1
+    statistic = np.sum((seen - expected)[live] ** 2 / expected[live])
+    # Wilson and Hilferty's approximation of the quantile.
+    assert statistic < degrees * (1 - 2 / (9 * degrees) + 3.09 * np.sqrt(2 / (9 * degrees))) ** 3
+
+
+# Weights.
+
+
+def test_new_weights_in_the_middle_of_a_turn(params):
+    """Every token is that of the weights whose version it bears, given the whole context."""
+    (prompt,) = prompts(1, seed=8, low=40, high=41)
+    other = jax.tree.map(lambda x: -x, params)
+    engine = make(params, version=1, stop_ids=[94])
+    engine.submit(Request("a", prompt, 24, 0, 0.0))
+    for _ in range(4):
+        assert engine.run() == []
+    engine.use(other, 2)
+    turn = run_all(engine, [])["a"]
+    assert len(turn.tokens) == 24
+    old = turn.versions.count(1)
+    assert 0 < old < 24
+    assert turn.versions == [1] * old + [2] * (24 - old)
+    assert_greedy(params, prompt, turn.tokens[:old])
+    assert_greedy(other, prompt + turn.tokens[:old], turn.tokens[old:])
+
+
+def test_weights_are_cast_and_shared():
+    params = init_params(CONFIG, jax.random.key(0))
+    cast = adopt(params, dtype=jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(cast)} == {jnp.dtype(jnp.bfloat16)}
+    same = adopt(params)
+    assert same["embed_tokens"].shape == params["embed_tokens"].shape
+    for index, layer in enumerate(same["layers.q_proj"]):
+        np.testing.assert_array_equal(layer, params["layers.q_proj"][index])
+
+
+# Other ways to read the cache.
+
+
+def test_the_kernels_path_gives_the_same(params):
+    """What TPU and GPU run, with the portable implementation of their kernels."""
+    batch = prompts(9, seed=4)
+    requests = [Request(i, p, 8, i, 0.0) for i, p in enumerate(batch)]
+    turns = run_all(make(params, slots=3, direct=True), requests)
+    for index, prompt in enumerate(batch):
+        assert_greedy(params, prompt, turns[index].tokens)
+
+
+def test_an_int8_cache_changes_logprobs_little(params):
+    """An entry is off by at most 1/254 of its vector's largest; with attention that is not sharp that stays small."""
+    params = init_params(CONFIG, jax.random.key(1))
+    batch = prompts(6, seed=6, low=30)
+    engine = make(params, dtype=jnp.int8)
+    turns = run_all(engine, [Request(i, p, 16, i, 0.7) for i, p in enumerate(batch)])
+    worst = 0.0
+    for index, prompt in enumerate(batch):
+        turn = turns[index]
+        rows = full_logits(params, prompt + turn.tokens)[len(prompt) - 1 : -1]
+        expected, _ = logprobs_of(jnp.asarray(rows), jnp.asarray(turn.tokens), 0.7)
+        worst = max(worst, float(np.abs(np.asarray(turn.logprobs) - np.asarray(expected)).max()))
+    assert 1e-6 < worst < 0.05  # exact arithmetic would be below, 0.05 is above what the rounding of scores adds
+    assert sum(a.nbytes for a in jax.tree.leaves(engine._state.cache.keys)) * 4 == sum(
+        a.nbytes for a in jax.tree.leaves(make(params)._state.cache.keys)
+    )
+
+
+# What the device waited for.
+
+
+def test_idle_time_is_told():
+    clock = DeviceClock()
+    now = time.perf_counter()
+    clock.given(now, now - 1.0, jnp.zeros(1))  # there was work for a second, and nothing was given
+    clock.settle()
+    assert clock.idle_s == pytest.approx(1.0, abs=0.01)
+    clock.reset()
+    later = time.perf_counter()
+    clock.given(later, later, jnp.zeros(1))
+    clock.settle()
+    assert clock.idle_s < 0.5
+
+
+def test_streams_can_be_read_while_they_come(params):
+    (prompt,) = prompts(1, seed=3)
+    engine = make(params, stop_ids=[94])
+    assert engine.partial("a") == []
+    engine.submit(Request("a", prompt, 20, 0))
+    seen = []
+    while engine.busy:
+        done = engine.run()
+        if engine.busy:
+            seen.append(engine.partial("a"))
+    (turn,) = done
+    assert all(tokens == turn.tokens[: len(tokens)] for tokens in seen)
+    assert [len(tokens) for tokens in seen] == sorted(len(tokens) for tokens in seen)
+    assert len({len(tokens) for tokens in seen}) > 2
