@@ -501,8 +501,9 @@ class Engine:
         if request.stop_texts:
             assert self._token_bytes is not None
             stops = StopMatcher(request.stop_texts, self._token_bytes)
-        # Taken over whole, its last token's logits come along; else they will be those of the last one prefilled.
-        slot.begin(request, list(request.tokens[: place.length]), stops, exact=True)
+        # Taken over whole, its last token's logits come along; else none count until the rest is prefilled.
+        whole = place.length == len(request.tokens)
+        slot.begin(request, list(request.tokens[: place.length]), stops, exact=whole)
         slot.touched = self._round
 
     def _usable(self, index: int, length: int, request: Request) -> int:

@@ -17,7 +17,9 @@ def trajectory_of(prompt: list[int], turns: list[tuple[bool, list[int]]]) -> Tra
     trajectory.append_context(prompt)
     for sampled, tokens in turns:
         if sampled:
-            trajectory.append_sampled(tokens, [-(len(trajectory.tokens) + i) / 8 for i in range(len(tokens))], [0] * len(tokens))
+            trajectory.append_sampled(
+                tokens, [-(len(trajectory.tokens) + i) / 8 for i in range(len(tokens))], [0] * len(tokens)
+            )
         else:
             trajectory.append_context(tokens)
     return trajectory

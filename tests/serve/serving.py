@@ -125,7 +125,7 @@ def tiny_params():
 
 
 @contextlib.contextmanager
-def tiny(slots=4, max_waiting=64, capacity=CAPACITY):
+def tiny(slots=4, max_waiting=64, capacity=CAPACITY, params=None):
     """A server over a real engine with random weights: its base URL and its worker."""
     chat = chat_format()
 
@@ -140,7 +140,7 @@ def tiny(slots=4, max_waiting=64, capacity=CAPACITY):
             chunk=128,
             token_bytes=chat.tokenizer.token_bytes,
         )
-        engine.use(tiny_params(), 0)
+        engine.use(tiny_params() if params is None else params, 0)
         return engine
 
     worker = EngineThread(make, max_waiting=max_waiting)
