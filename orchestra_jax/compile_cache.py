@@ -9,19 +9,18 @@ from pathlib import Path
 
 
 def enable_compile_cache() -> Path | None:
-    """Turns JAX's persistent compilation cache on, in the user's cache folder; returns it.
+    """Turns JAX's persistent compilation cache on, in the user's cache folder; returns it. Before JAX is imported.
 
     `JAX_COMPILATION_CACHE_DIR` names another folder, and an empty value leaves the cache off. Programs for CPU are
     bound to the processor's instructions, so each kind of processor has a folder of its own.
     """
-    import jax
-
     if (chosen := os.environ.get("JAX_COMPILATION_CACHE_DIR")) is not None:
         return Path(chosen) if chosen else None
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "orchestra-jax" / f"xla-{_processor()}"
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    # By the environment, which JAX reads when it is imported: a mistyped config should not wait for that.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     return folder
 
 

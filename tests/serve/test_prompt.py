@@ -115,6 +115,10 @@ def test_other_tools_are_another_conversation():
     chat, memory = chat_format(), TurnMemory()
     first = build_prompt(chat, [{"role": "user", "content": "Q"}], TOOLS, memory)
     memory.put(extend_digest(first.digest, {"role": "assistant", "content": "A"}), first.ids, "", "key")
-    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "B"}]
+    messages = [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "B"},
+    ]
     assert build_prompt(chat, messages, TOOLS, memory).key == "key"
     assert build_prompt(chat, messages, [], memory).key is None

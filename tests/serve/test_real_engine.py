@@ -82,6 +82,7 @@ def test_a_second_turn_computes_its_new_tokens_only(server):
     url, worker = server
     stats = worker.engine.stats
     messages = [{"role": "system", "content": "Be brief, and always be kind."}, {"role": "user", "content": "Go on."}]
+    known = 0
     for number in range(4):
         before = stats.prefilled_tokens
         answer = ask(url, messages=messages, tools=TOOLS, max_tokens=30, seed=number)

@@ -109,7 +109,13 @@ def test_a_body_that_is_no_object(request_):
 def test_defaults():
     asked = read_chat_request({"model": "m", "messages": [USER]})
     assert (asked.temperature, asked.top_p, asked.top_k, asked.n, asked.max_tokens) == (1.0, 1.0, 0, 1, None)
-    assert (asked.stop, asked.seed, asked.stream, asked.include_usage, asked.logprobs) == ((), None, False, False, False)
+    assert (asked.stop, asked.seed, asked.stream, asked.include_usage, asked.logprobs) == (
+        (),
+        None,
+        False,
+        False,
+        False,
+    )
     assert (asked.tools, asked.tool_choice, asked.parallel_tool_calls, asked.strict_tools) == ([], "auto", True, False)
 
 
@@ -122,7 +128,10 @@ def test_null_is_left_out_and_neutral_values_ask_for_nothing():
 
 
 def test_what_the_policy_reads_of_a_tool_does_not_depend_on_how_it_is_written():
-    shuffled = {"function": {"strict": None, "parameters": FUNCTION["parameters"], "name": "search"}, "type": "function"}
+    shuffled = {
+        "function": {"strict": None, "parameters": FUNCTION["parameters"], "name": "search"},
+        "type": "function",
+    }
     plain, other = (read_chat_request(body(tools=[tool])).tools for tool in (TOOL, shuffled))
     assert [list(tool["function"]) for tool in plain] == [["name", "description", "parameters"]]
     assert repr(plain) == repr(other)

@@ -435,3 +435,76 @@ def test_other_templates(name):
     turn = chat.turn_ids(f"<think>\nHm\n</think>\n\n{CALL}")
     assert prompts[1] == prompts[0] + turn + chat.observation_ids("R")
     assert "search" in chat.tokenizer.decode(prompts[0])
+
+
+# Grammars.
+
+
+def allowed(grammar, token):
+    words = grammar.mask()
+    return bool(words[token >> 5] >> (token & 31) & 1)
+
+
+def test_a_required_call_is_a_grammar():
+    pytest.importorskip("llguidance")
+    chat = chat_format()
+    begin = chat.tokenizer.added_tokens["<tool_call>"]
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    with scripted(CALL) as (url, engines):
+        for options in (
+            {"tools": TOOLS, "tool_choice": "required"},
+            {"tools": strict},
+            {"tools": TOOLS, "tool_choice": "none"},
+            {"tools": TOOLS},
+        ):
+            ask(url, **options)
+        ask(url, n=2, tools=TOOLS, tool_choice="required")
+    required, free, none, plain, one, two = (request.grammar for request in engines[0].requests)
+    assert (allowed(required, chat.end_id), allowed(required, begin)) == (False, True)
+    assert (allowed(free, chat.end_id), allowed(free, begin)) == (True, True)
+    assert (allowed(none, chat.end_id), allowed(none, begin)) == (True, False)
+    assert plain is None
+    assert one is not two
+
+
+def test_a_server_may_constrain_all_calls():
+    pytest.importorskip("llguidance")
+    with scripted("yes", constrain=True) as (url, engines):
+        ask(url, tools=TOOLS)
+        ask(url)
+    assert [request.grammar is None for request in engines[0].requests] == [False, True]
+
+
+def test_without_llguidance_a_required_call_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    tools = [{"type": "function", "function": {"name": "no_grammar"}}]
+    with scripted("yes") as (url, _):
+        with pytest.raises(openai.BadRequestError, match="llguidance") as caught:
+            ask(url, tools=tools, tool_choice="required")
+        assert caught.value.param == "tool_choice"
+        assert ask(url, tools=tools, tool_choice="none").choices[0].message.content == "yes"
+
+
+def test_a_grammar_that_breaks_fails_its_request_alone(monkeypatch):
+    pytest.importorskip("llguidance")
+    import serving
+
+    from orchestra_jax.serve.sampling import CarefulGrammar
+
+    class Reading(serving.ScriptedEngine):
+        def submit(self, request):
+            super().submit(request)
+            if request.grammar:
+                request.grammar.mask()
+
+    def broken(self):
+        self.fault = "too deep"
+        return self._end
+
+    monkeypatch.setattr(serving, "ScriptedEngine", Reading)
+    monkeypatch.setattr(CarefulGrammar, "mask", broken)
+    with scripted("yes") as (url, engines):
+        with pytest.raises(openai.InternalServerError, match="too deep"):
+            ask(url, tools=TOOLS, tool_choice="required")
+        assert ask(url).choices[0].message.content == "yes"
+        assert len(engines) == 1

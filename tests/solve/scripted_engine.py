@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 from orchestra_jax.sampler.engine import Request, SampledTurn
@@ -69,13 +68,4 @@ class ScriptedEngine:
         stopped = not CHAT.turn_text(tokens).endswith("...")
         if not stopped:
             tokens = tokens[:-1]
-        values = {
-            "key": self.requests[-1].key,
-            "tokens": tokens,
-            "logprobs": [-0.5] * len(tokens),
-            "stopped": stopped,
-            "stop_text": None,
-            "version": 0,
-            "versions": [0] * len(tokens),
-        }
-        return [SampledTurn(**{field.name: values[field.name] for field in fields(SampledTurn)})]
+        return [SampledTurn(self.requests[-1].key, tokens, [-0.5] * len(tokens), [0] * len(tokens), stopped)]
