@@ -90,7 +90,7 @@ def test_mistakes(run_folder, tmp_path, monkeypatch):
         ({"max_tokens": 10**6}, "--max-tokens 1000000: the model holds at most"),
         ({"api_key_env": "MY_KEY"}, "--api-key-env MY_KEY: the environment variable is not set"),
         ({"api_key_env": "sk-123"}, "must be the name of an environment variable, not the key$"),
-        ({"host": "256.0.0.1"}, "--host 256.0.0.1"),
+        ({"host": "203.0.113.1"}, "--host 203.0.113.1"),
         ({"port": 70_000}, "--port 70000"),
     ):
         with pytest.raises(ConfigError, match=message):
