@@ -60,6 +60,8 @@ def serve(
             raise ConfigError(f"{flag} must be at least {least}, not {value}")
     key = _key(api_key_env)
     _check_packages(grammar)
+    if not 0 <= port <= 65535:  # the system's resolver would take the remainder
+        raise ConfigError(f"--port {port}: must be between 0 and 65535")
     from orchestra_jax.serve.server import base_url, listen, run_server
 
     try:
