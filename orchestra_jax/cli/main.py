@@ -117,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--api-key-env", metavar="VARIABLE", help="environment variable with the key that clients must send"
     )
-    sub.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
+    sub.add_argument("--dtype", choices=["float32", "bfloat16"], help="of the weights; default: as the run was trained")
     sub.add_argument("--grammar", action="store_true", help="tool calls always fit the schemas of the request's tools")
     sub.add_argument("--warm-up", action="store_true", help="compile everything before listening")
 
