@@ -99,7 +99,7 @@ def continuous(engine: Engine, plan: Plan, *, forget: bool = False, no_tools: bo
 def _forget(engine: Engine, key: int) -> None:
     for slot in engine._slots:
         if slot.key == key or slot.key is None:
-            slot.tokens = []
+            slot.forget()
 
 
 def lock_step(sampler: Sampler, params: Any, plan: Plan) -> float:

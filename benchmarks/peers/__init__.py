@@ -1,0 +1,1 @@
+"""Peers that benchmarks run beside ours, each in an environment of its own."""
