@@ -9,8 +9,8 @@ SmolLM2-135M's shapes with random weights, temperature 1.
   batches of 32 sorted by the answers' lengths, which no real user knows beforehand.
 
 Ours is the engine as rollouts use it, prefill included, and so is theirs. The two take turns, best of `--repeats`,
-after one run that compiles. The limits are measured in the same run: a step can be no faster than the weights and the cache
-can be read, nor than a large matmul's rate allows.
+after one run that compiles. The limits are measured in the same run: a step can be no faster than the weights and the
+cache can be read, nor than a large matmul's rate allows.
 """
 
 from __future__ import annotations
