@@ -164,7 +164,7 @@ def test_any_packing_gives_the_logprobs_and_gradients_of_each_trajectory_alone(s
 
     alone = [pack([sequence], ROW_TOKENS, ROW_TARGETS) for sequence in sequences]
     own_rows = pad_rows(PackedBatch(*(np.concatenate(parts) for parts in zip(*alone, strict=True))), ROWS)
-    close(packed, loss_and_gradient(SETTINGS, PARAMS, own_rows, REFERENCE)[1], atol=1e-6)
+    close(packed, loss_and_gradient(SETTINGS, PARAMS, own_rows, REFERENCE)[1], atol=3e-6)
     assert max(float(jnp.abs(g).max()) for g in packed.values()) > 1e-3  # not 0 = 0
 
 
