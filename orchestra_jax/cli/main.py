@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("orchestra:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
-        print(f"orchestra: {interrupt or 'interrupted'}", file=sys.stderr)
+        print(f"orchestra: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Whoever read our output (`| head`) has seen enough.
