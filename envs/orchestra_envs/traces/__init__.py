@@ -1,0 +1,1 @@
+"""Recorded episodes: writing, reading, importing, replaying."""
