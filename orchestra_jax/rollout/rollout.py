@@ -40,6 +40,8 @@ class Job:
     trajectory: int
     """Number that keys the sampling; distinct within a run, so that no two episodes share their randomness."""
     temperature: float = 1.0
+    task_id: str | None = None
+    """A task that the environment knows by its id, instead of one drawn by the seed."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class Rollout:
         while started < len(jobs) or rows:
             while free and started < len(jobs):
                 rows[started], job = free.popleft(), jobs[started]
-                call(started, "reset", seed=job.seed, options={"replica": job.replica})
+                listed = {} if job.task_id is None else {"task_id": job.task_id}
+                call(started, "reset", seed=job.seed, options={"replica": job.replica, **listed})
                 started += 1
             for number, answer in _take(answers, block=bool(waiting) and not self.engine.busy):
                 waiting.discard(number)
