@@ -52,9 +52,10 @@ class ModelSection(Section):
     overrides: dict[str, Any] = {}
     """Fields of the preset to replace, for example {num_layers: 2}."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the parameters, the computation and the KV cache."""
-    remat: bool = False
-    """Recompute each layer's activations in the backward pass."""
+    """Of the computation, the KV cache and the saved weights. Training adds its updates up in float32 in any case."""
+    remat: Literal["none", "layer", "attention", "offload"] = "none"
+    """What the backward pass recomputes to save memory: nothing; each layer from its input; the same but for attention,
+    whose result is kept; or as `layer`, with the layers' inputs in the host's memory (not on CPU)."""
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
@@ -62,6 +63,25 @@ class ModelSection(Section):
             raise ValueError("give exactly one of model.path and model.preset")
         if self.path is not None and self.overrides:
             raise ValueError("model.overrides goes with model.preset; a checkpoint's shapes are fixed")
+        return self
+
+
+class MeshConfig(Section):
+    """How the devices share the training (`orchestra_jax.parallel`); the four sizes multiply to their number."""
+
+    data: int = Field(1, ge=1)
+    """Whole copies of everything, each with its own rows. The slices of a multi-slice system lie along it."""
+    fsdp: int = Field(-1, ge=-1)
+    """Weights and optimizer state are split so many ways, and rows too; -1: the devices that the others leave."""
+    tensor: int = Field(1, ge=1)
+    """Heads, MLP and vocabulary are split so many ways; at most the number of KV heads."""
+    sequence: int = Field(1, ge=1)
+    """The tokens of a row are split so many ways, for rows that one device cannot hold."""
+
+    @model_validator(mode="after")
+    def _positive(self) -> MeshConfig:
+        if self.fsdp == 0:
+            raise ValueError("mesh.fsdp must be at least 1, or -1 for the devices that are left")
         return self
 
 
@@ -171,6 +191,8 @@ class OptimizerConfig(Section):
     """Decay of the first moment."""
     beta2: float = Field(0.999, ge=0, lt=1)
     """Decay of the second moment."""
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the first moment; the second, which changes by a thousandth a step, stays in float32."""
     warmup_updates: int = Field(0, ge=0)
     """The learning rate rises linearly over so many updates."""
     final_fraction: float = Field(1.0, ge=0, le=1)
@@ -243,6 +265,8 @@ class RunConfig(Section):
     """Where episodes come from."""
     model: ModelSection
     """The policy."""
+    mesh: MeshConfig = MeshConfig()
+    """How devices share the training."""
     text: TextConfig = TextConfig()
     """From text to tokens."""
     rollout: RolloutConfig = RolloutConfig()

@@ -11,19 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
-from orchestra_jax.models.attention import cached_attention, packed_attention
+from orchestra_jax.models.attention import ATTENTION_RESIDUALS, cached_attention, packed_attention
 from orchestra_jax.models.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig
 from orchestra_jax.models.decode_attention import decode_attention, prefill_attention, quantize_kv, write_kv
+from orchestra_jax.parallel.rules import constrain, use_weight
 
 Params = dict[str, Any]
 """Weights by name, the layers' stacked on axis 0 (or, for the sampler on CPU, a tuple of arrays: `unstack_layers`)."""
+
+Remat = Literal["none", "layer", "attention", "offload"]
+"""What the backward pass recomputes: nothing; every layer from its input; the same but for attention, whose result is
+kept; or as "layer" with the layers' inputs kept in the host's memory instead of the device's."""
 
 _CACHE_ARRAYS = ("keys", "values", "key_scales", "value_scales", "lengths")
 
@@ -161,9 +167,9 @@ def _qkv(config: ModelConfig, layer: Params, x: jax.Array, angles) -> tuple[jax.
     q, k, v = dense(h, layer["q_proj"]), dense(h, layer["k_proj"]), dense(h, layer["v_proj"])
     if c.qkv_bias:
         q, k, v = q + layer["q_bias"], k + layer["k_bias"], v + layer["v_bias"]
-    q = q.reshape(*q.shape[:-1], c.num_heads, c.head_dim)
-    k = k.reshape(*k.shape[:-1], c.num_kv_heads, c.head_dim)
-    v = v.reshape(*v.shape[:-1], c.num_kv_heads, c.head_dim)
+    q = constrain(q.reshape(*q.shape[:-1], c.num_heads, c.head_dim), "batch", "time", "heads", None)
+    k = constrain(k.reshape(*k.shape[:-1], c.num_kv_heads, c.head_dim), "batch", "time", "kv_heads", None)
+    v = constrain(v.reshape(*v.shape[:-1], c.num_kv_heads, c.head_dim), "batch", "time", "kv_heads", None)
     if c.qk_norm:
         q, k = rms_norm(q, layer["q_norm"], c.rms_norm_eps), rms_norm(k, layer["k_norm"], c.rms_norm_eps)
     return rotate(q, angles), rotate(k, angles), v
@@ -171,9 +177,15 @@ def _qkv(config: ModelConfig, layer: Params, x: jax.Array, angles) -> tuple[jax.
 
 def _finish_layer(config: ModelConfig, layer: Params, x: jax.Array, attended: jax.Array) -> jax.Array:
     """Output projection, residual and MLP. attended: [B,T,H,D]."""
-    x = x + dense(attended.reshape(*attended.shape[:-2], -1), layer["o_proj"])
+    x = x + _residual(dense(attended.reshape(*attended.shape[:-2], -1), layer["o_proj"]))
     h = rms_norm(x, layer["post_attention_layernorm"], config.rms_norm_eps)
-    return x + dense(jax.nn.silu(dense(h, layer["gate_proj"])) * dense(h, layer["up_proj"]), layer["down_proj"])
+    inner = jax.nn.silu(dense(h, layer["gate_proj"])) * dense(h, layer["up_proj"])
+    return x + _residual(dense(constrain(inner, "batch", "time", "mlp"), layer["down_proj"]))
+
+
+def _residual(x: jax.Array) -> jax.Array:
+    """Between layers: [batch, time, hidden_size], split along its tokens."""
+    return constrain(x, "batch", "residual_time", None)
 
 
 def _layer_params(params: Params) -> Params:
@@ -193,7 +205,8 @@ def hidden_states(
     segments: jax.Array,
     prefixes: jax.Array | None = None,
     *,
-    remat: bool = False,
+    remat: Remat = "none",
+    dtype: Any = None,
 ) -> jax.Array:
     """Final normed hidden states of packed rows, the training pass.
 
@@ -203,22 +216,49 @@ def hidden_states(
       tokens: [batch, time] int32 ids.
       positions, segments, prefixes: [batch, time] int32, see `attention.packed_attention`. Padding has segment 0.
         `prefixes=None` means that no segment continues another.
-      remat: recompute each layer in the backward pass instead of keeping its activations.
+      remat: what the backward pass recomputes instead of keeping it.
+      dtype: to compute in; None: that of the weights. Weights are cast layer by layer.
 
     Returns:
       [batch, time, hidden_size].
     """
     prefixes = segments if prefixes is None else prefixes
     angles = rope_angles(config, positions)
+    axes = {name: spec.axes for name, spec in param_specs(config).items()}
 
-    def body(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+    def body(x: jax.Array, stored: Params) -> tuple[jax.Array, None]:
+        x = checkpoint_name(x, "layer_input")
+        layer = {name: use_weight(w, axes[f"layers.{name}"][1:], dtype) for name, w in stored.items()}
         q, k, v = _qkv(config, layer, x, angles)
         attended = packed_attention(q, k, v, positions, segments, prefixes)
         return _finish_layer(config, layer, x, attended), None
 
-    x = params["embed_tokens"][tokens]
-    x, _ = jax.lax.scan(jax.checkpoint(body) if remat else body, x, _layer_params(params))
-    return rms_norm(x, params["norm"], config.rms_norm_eps)
+    # Looked up in the dtype that it is stored in: the gradients of a frequent token are many.
+    x = use_weight(params["embed_tokens"], axes["embed_tokens"])[tokens]
+    x = _residual(x.astype(dtype or x.dtype))
+    x, _ = jax.lax.scan(_rematerialised(body, remat), x, _layer_params(params))
+    # The head reads single tokens of a row: it is whole along its tokens from here on.
+    return constrain(rms_norm(x, params["norm"], config.rms_norm_eps), "batch", None, None)
+
+
+def _rematerialised(body: Any, remat: Remat) -> Any:
+    policies = jax.checkpoint_policies
+    match remat:
+        case "none":
+            return body
+        case "layer":
+            return jax.checkpoint(body)
+        case "attention":
+            return jax.checkpoint(body, policy=policies.save_only_these_names(ATTENTION_RESIDUALS))
+        case "offload":
+            policy = policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=[],
+                names_which_can_be_offloaded=["layer_input"],
+                offload_src="device",
+                offload_dst="pinned_host",
+            )
+            return jax.checkpoint(body, policy=policy)
+    raise ValueError(f"remat {remat!r} is none of none, layer, attention, offload")
 
 
 @partial(jax.tree_util.register_dataclass, meta_fields=["transposed"], data_fields=list(_CACHE_ARRAYS))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from orchestra_jax.models.attention import shares_prefixes
 from orchestra_jax.rollout.ledger import Trajectory
 
 OPEN_ROWS = 8
@@ -53,7 +54,9 @@ class PackedBatch(NamedTuple):
     """float32, 0 at padding."""
 
 
-def pack(sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int) -> PackedBatch:
+def pack(
+    sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int, *, share_prompts: bool | None = None
+) -> PackedBatch:
     """Packs sequences by first-fit over the rows opened last, in the order given.
 
     Neighbours in the order that share a prompt share it in the row too, so groups should be passed one after the other.
@@ -62,6 +65,7 @@ def pack(sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int) 
       sequences: those with weight 0 or without sampled tokens are skipped.
       row_tokens: tokens of a row.
       row_targets: sampled tokens of a row.
+      share_prompts: whether a prompt is written once a row; default: where attention can (`shares_prefixes`).
 
     Returns:
       A batch with as many rows as were needed (0 rows for no sequences).
@@ -70,6 +74,7 @@ def pack(sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int) 
       ValueError: a sequence is longer than a row (cutting it would train on another trajectory than was sampled), or
         has no prompt, so that nothing predicts its first token.
     """
+    share_prompts = shares_prefixes() if share_prompts is None else share_prompts
     rows: list[_Row] = []
     for sequence in sequences:
         if sequence.weight == 0 or sequence.trajectory.num_sampled == 0:
@@ -86,7 +91,7 @@ def pack(sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int) 
             if row.has_room(sequence.trajectory, row_tokens, row_targets):
                 break
         else:
-            row = _Row()
+            row = _Row(share_prompts)
             rows.append(row)
         row.add(sequence)
     return _to_arrays(rows, row_tokens, row_targets)
@@ -95,7 +100,8 @@ def pack(sequences: Sequence[TrainSequence], row_tokens: int, row_targets: int) 
 class _Row:
     """A row being filled: lists of equal length per token, and per target."""
 
-    def __init__(self) -> None:
+    def __init__(self, share_prompts: bool) -> None:
+        self.share_prompts = share_prompts
         self.tokens: list[tuple[int, int, int, int]] = []  # token, position, segment, prefix
         self.targets: list[tuple[int, int, int, float, float, float]] = []  # source, target, segment, logprob, A, w
         self.prompts: dict[tuple[int, ...], tuple[int, int]] = {}  # prompt -> its segment, its last token's index
@@ -117,7 +123,10 @@ class _Row:
             self.tokens.extend((token, i, segment, segment) for i, token in enumerate(prompt))
             self.prompts[prompt] = (segment, len(self.tokens) - 1)
         prefix, previous = self.prompts[prompt]
-        self.num_segments += 1
+        if self.share_prompts:
+            self.num_segments += 1
+        else:
+            del self.prompts[prompt]  # the trajectory goes on in its prompt's segment, and nobody else does
         for i in range(split, len(trajectory.tokens)):
             token = trajectory.tokens[i]
             if trajectory.mask[i]:

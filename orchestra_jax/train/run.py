@@ -17,11 +17,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.eval.evaluate import evaluate_policies, scripted_names
+from orchestra_jax.models.config import ModelConfig
 from orchestra_jax.models.decoder import Params
+from orchestra_jax.parallel.mesh import check_divides, make_mesh, shardings
 from orchestra_jax.report import write_report
 from orchestra_jax.report.console import make_progress, policies_table
 from orchestra_jax.rl import mismatch_metrics
@@ -34,7 +37,14 @@ from orchestra_jax.train.folder import RunFolder, find_run, open_run
 from orchestra_jax.train.learn import Lesson, episode_metrics, max_rows, pack_lesson, teach
 from orchestra_jax.train.metrics import MetricsWriter
 from orchestra_jax.train.sft import sft_batches
-from orchestra_jax.train.step import StepSettings, TrainState, init_train_state, make_optimizer, train_step
+from orchestra_jax.train.step import (
+    StepSettings,
+    TrainState,
+    init_train_state,
+    make_optimizer,
+    state_partitions,
+    train_step,
+)
 
 SFT_CHECKPOINT_EVERY = 100
 
@@ -88,6 +98,40 @@ def step_settings(config: RunConfig, policy: Policy) -> StepSettings:
         kl_kind=config.loss.kl_kind,
         temperature=config.rollout.temperature,
         remat=config.model.remat,
+        dtype=config.model.dtype,
+    )
+
+
+def run_mesh(config: RunConfig, model: ModelConfig) -> Mesh | None:
+    """The mesh that a run trains on, over all devices; None on a single one.
+
+    Raises:
+      ConfigError: the devices, the model or the batch cannot be split in this way.
+    """
+    try:
+        mesh = make_mesh(config.mesh.model_dump())
+        check_mesh(config, model, mesh)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return mesh
+
+
+def check_mesh(config: RunConfig, model: ModelConfig, mesh: Mesh | None) -> None:
+    """Checks that weights, rows and tokens can be split as the mesh says.
+
+    Raises:
+      ValueError: names the size and the mesh axes.
+    """
+    check_divides(
+        mesh,
+        {
+            "train.micro_batch_rows": (config.train.micro_batch_rows, ["data", "fsdp"]),
+            "train.row_tokens": (config.row_tokens, ["sequence", "tensor"]),
+            "the model's number of KV heads": (model.num_kv_heads, ["tensor"]),
+            "the model's intermediate size": (model.intermediate_size, ["tensor"]),
+            "the model's vocabulary": (model.vocab_size, ["tensor"]),
+            "the model's hidden size": (model.hidden_size, ["fsdp"]),
+        },
     )
 
 
@@ -109,14 +153,16 @@ def warm_start(
         warmup_updates=sft.optimizer.warmup_updates,
         total_updates=total,
         final_fraction=sft.optimizer.final_fraction,
+        moment_dtype=sft.optimizer.moment_dtype,
     )
-    settings = StepSettings(model=policy.config, loss="reinforce", remat=config.model.remat)
+    settings = StepSettings(model=policy.config, loss="reinforce", remat=config.model.remat, dtype=config.model.dtype)
+    mesh = run_mesh(config, policy.config)
     micro_batches = -(-sft.rows_per_update // config.train.micro_batch_rows)
     with (
         CheckpointStore(folder.path / "checkpoints" / "sft", keep_latest=1) as store,
         make_progress(console, description="warm start") as progress,
     ):
-        state, done = restore(store, init_train_state(policy.params, optimizer), metrics, "sft")
+        state, done = restore(store, init_train_state(policy.params, optimizer, policy.config, mesh), metrics, "sft")
         for batch in batches[done:]:
             started = time.perf_counter()
             state, values, _ = train_step(
@@ -126,6 +172,7 @@ def warm_start(
                 batch,
                 micro_batch_rows=config.train.micro_batch_rows,
                 max_micro_batches=micro_batches,
+                mesh=mesh,
             )
             done += 1
             metrics.write(
@@ -143,8 +190,14 @@ def warm_start(
             if stop:
                 raise Interrupted
     metrics.flush()
-    save_policy(folder.warm_start, policy, state.params)
-    return state.params
+    params = as_saved(config, state.params)
+    save_policy(folder.warm_start, policy, params)
+    return params
+
+
+def as_saved(config: RunConfig, params: Params) -> Params:
+    """Trained weights in the dtype in which they are saved, and sampled with."""
+    return {name: value.astype(config.model.dtype) for name, value in params.items()}
 
 
 def save(store: CheckpointStore, step: int, state: TrainState, metrics: MetricsWriter, *, wait: bool = False) -> None:
@@ -202,20 +255,24 @@ def train_policy(
         warmup_updates=config.optimizer.warmup_updates,
         total_updates=steps * config.train.minibatches,
         final_fraction=config.optimizer.final_fraction,
+        moment_dtype=config.optimizer.moment_dtype,
     )
     settings = step_settings(config, policy)
+    mesh = run_mesh(config, policy.config)
     store = CheckpointStore(folder.path / "checkpoints" / "rl", keep_latest=config.train.keep_checkpoints)
-    state, done = restore(store, init_train_state(start, optimizer), metrics, "train")
+    state, done = restore(store, init_train_state(start, optimizer, policy.config, mesh), metrics, "train")
     if done:
         console.print(f"resuming after step {done} of {steps}")
     rows = config.rollout.rows or config.trajectories_per_step
     rollout = build_rollout(config, policy, config.env.kwargs, rows)
     reference = start if config.loss.kl_coef else None
+    if reference is not None and mesh is not None:
+        reference = jax.device_put(reference, shardings(mesh, state_partitions(policy.config, state).params))
     compile_sampler(rollout, state.params, folder, console)
     try:
         with make_progress(console, description="training") as progress:
             for step in range(done + 1, steps + 1):
-                state, row = one_step(config, folder, rollout, settings, optimizer, state, step, reference)
+                state, row = one_step(config, folder, rollout, settings, optimizer, state, step, reference, mesh)
                 metrics.write(row)
                 progress(
                     step,
@@ -232,8 +289,9 @@ def train_policy(
     finally:
         rollout.close()
         store.close()
-    save_policy(folder.model, policy, state.params)
-    return state.params
+    params = as_saved(config, state.params)
+    save_policy(folder.model, policy, params)
+    return params
 
 
 def compile_sampler(rollout: Rollout, params: Params, folder: RunFolder, console: Console) -> None:
@@ -257,6 +315,7 @@ def one_step(
     state: TrainState,
     step: int,
     reference: Params | None,
+    mesh: Mesh | None,
 ) -> tuple[TrainState, dict[str, Any]]:
     """Rollouts, rewards, update. Returns the new state and the row for metrics.jsonl."""
     started = time.perf_counter()
@@ -278,6 +337,7 @@ def one_step(
             micro_batch_rows=config.train.micro_batch_rows,
             max_micro_batches=-(-max_rows(config) // config.train.micro_batch_rows),
             reference=reference,
+            mesh=mesh,
         )
         if index == 0:
             # Before the first update trainer and sampler have the same weights: what differs is numerics.
@@ -361,6 +421,7 @@ def train(config: RunConfig, *, overwrite: bool = False, console: Console | None
 def _train(config: RunConfig, folder: RunFolder, console: Console, *, overwrite: bool) -> dict[str, Any] | None:
     policy = load_policy(config.model, config.text, config.seed)
     check_run(config, policy)
+    run_mesh(config, policy.config)
     open_run(folder, config, overwrite=overwrite)
     with stop_on_signal() as stop, MetricsWriter(folder.path) as metrics:
         start = starting_params(config, folder, policy, metrics, console, stop)

@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, PartitionSpec
 
 from orchestra_jax.models.config import ModelConfig
-from orchestra_jax.models.decoder import Params, hidden_states
+from orchestra_jax.models.decoder import Params, Remat, hidden_states, param_specs
 from orchestra_jax.models.logprobs import token_logprobs
+from orchestra_jax.parallel.mesh import in_mesh, shardings
+from orchestra_jax.parallel.rules import activation_partition, active_mesh, param_partition
 from orchestra_jax.rl import kl_penalty, policy_loss
 from orchestra_jax.rl.policy_loss import KlKind, LossKind
 from orchestra_jax.rollout.pack import PackedBatch, pad_rows
@@ -33,7 +36,9 @@ class StepSettings:
     kl_kind: KlKind = "k2"
     temperature: float = 1.0
     """That the tokens were sampled at; logprobs are taken at it."""
-    remat: bool = False
+    remat: Remat = "none"
+    dtype: str | None = None
+    """To compute in, as a name; None: that of the parameters."""
 
 
 class TrainState(NamedTuple):
@@ -54,6 +59,7 @@ def make_optimizer(
     warmup_updates: int = 0,
     total_updates: int | None = None,
     final_fraction: float = 1.0,
+    moment_dtype: str = "float32",
 ) -> optax.GradientTransformation:
     """AdamW with global-norm clipping; norms and biases are not decayed.
 
@@ -65,6 +71,7 @@ def make_optimizer(
       warmup_updates: linear from 0.
       total_updates: where the cosine reaches `final_fraction`; None: constant.
       final_fraction: of `learning_rate`, at the end.
+      moment_dtype: of the first moment.
     """
     if total_updates is None or final_fraction == 1.0:
         after = optax.constant_schedule(learning_rate)
@@ -79,14 +86,57 @@ def make_optimizer(
 
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
-        optax.adamw(schedule, b1=betas[0], b2=betas[1], weight_decay=weight_decay, mask=decayed),
+        optax.adamw(schedule, b1=betas[0], b2=betas[1], weight_decay=weight_decay, mask=decayed, mu_dtype=moment_dtype),
     )
 
 
-def init_train_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """A fresh state for `params`; copies them, because the step donates its state."""
-    params = jax.tree.map(jnp.array, params)
-    return TrainState(params, optimizer.init(params), jnp.int32(0))
+def init_train_state(
+    params: Params, optimizer: optax.GradientTransformation, config: ModelConfig | None = None, mesh: Mesh | None = None
+) -> TrainState:
+    """A fresh state for `params`: float32 copies of them (the step donates its state), and the optimizer's moments.
+
+    Whatever dtype is computed in, updates are added up in float32: an update of 1e-6 is lost in bfloat16.
+
+    Args:
+      params: of any dtype, anywhere.
+      optimizer: from `make_optimizer`.
+      config: the model, needed with `mesh`.
+      mesh: where the state goes, every array split as `state_partitions` says. None: it stays on its device.
+    """
+
+    def make(params: Params) -> TrainState:
+        master = jax.tree.map(lambda p: jnp.array(p, jnp.float32), params)
+        return TrainState(master, optimizer.init(master), jnp.int32(0))
+
+    if mesh is None:
+        return make(params)
+    if config is None:
+        raise ValueError("init_train_state needs the model's config to lay its state out on a mesh")
+    partitions = state_partitions(config, jax.eval_shape(make, params))
+    with in_mesh(mesh):
+        return jax.jit(make, out_shardings=shardings(mesh, partitions))(params)
+
+
+def state_partitions(config: ModelConfig, state: TrainState) -> TrainState:
+    """How every array of a state (abstract ones will do) is split: moments as their weights, scalars not at all."""
+    specs = param_specs(config)
+
+    def partition(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+        name = getattr(path[-1], "key", None) if path else None
+        if name in specs and leaf.shape == specs[name].shape:
+            return param_partition(specs[name].axes)
+        return PartitionSpec()
+
+    return jax.tree_util.tree_map_with_path(partition, state)
+
+
+def _pin(tree: Any, partitions: Any) -> Any:
+    """Pins arrays to the mesh in context; without one they stay as they are."""
+    if active_mesh() is None:
+        return tree
+    leaves, treedef = jax.tree.flatten(tree)
+    wanted = jax.tree.leaves(partitions, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    return jax.tree.unflatten(treedef, [jax.lax.with_sharding_constraint(x, p) for x, p in zip(leaves, wanted)])
 
 
 def batch_loss(
@@ -108,9 +158,17 @@ def batch_loss(
             batch.segments,
             batch.prefixes,
             remat=settings.remat,
+            dtype=settings.dtype,
         )
         predicting = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
-        return token_logprobs(settings.model, weights, predicting, batch.targets, temperature=settings.temperature)
+        return token_logprobs(
+            settings.model,
+            weights,
+            predicting,
+            batch.targets,
+            temperature=settings.temperature,
+            dtype=settings.dtype,
+        )
 
     logprobs, entropies = logprobs_under(params)
     loss, metrics = policy_loss(
@@ -155,6 +213,7 @@ def _train_step(
     reference: Params | None,
 ):
     grad_of = jax.value_and_grad(partial(batch_loss, settings), has_aux=True)
+    partitions = state_partitions(settings.model, state)
 
     def micro_batch(index):
         return PackedBatch(*(jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for x in batch))
@@ -164,12 +223,12 @@ def _train_step(
         (_, new), new_grads = grad_of(state.params, micro_batch(index), reference)
         logprobs = logprobs.at[index].set(new.pop("logprobs"))
         grads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), grads, new_grads)
-        return grads, _combine(metrics, new), logprobs
+        return _pin(grads, partitions.params), _combine(metrics, new), logprobs
 
     shapes = jax.eval_shape(partial(batch_loss, settings), state.params, micro_batch(0), reference)[1]
     del shapes["logprobs"]
     zeros = (
-        jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params),
+        _pin(jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params), partitions.params),
         {name: jnp.zeros(s.shape, s.dtype) for name, s in shapes.items()},
         jnp.zeros(batch.targets.shape, jnp.float32),
     )
@@ -182,9 +241,16 @@ def _train_step(
     updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.num_updates + 1)
     # Nothing to learn from, or a gradient that is not finite: leave everything, Adam's moments too, as it was.
     applies = (metrics["weight/sum"] > 0) & jnp.isfinite(norm)
-    state = jax.tree.map(partial(jnp.where, applies), updated, state)
+    state = _pin(jax.tree.map(partial(jnp.where, applies), updated, state), partitions)
     metrics = dict(metrics, grad_norm=norm, skipped=(~applies).astype(jnp.float32))
     return state, metrics, logprobs
+
+
+def batch_partitions() -> PackedBatch:
+    """How the arrays of a stacked batch [micro-batches, rows, ...] are split."""
+    tokens, targets = (PartitionSpec(None, *activation_partition("batch", axis)) for axis in ("time", None))
+    per_token = {"tokens", "positions", "segments", "prefixes"}
+    return PackedBatch(**{name: tokens if name in per_token else targets for name in PackedBatch._fields})
 
 
 def train_step(
@@ -196,6 +262,7 @@ def train_step(
     micro_batch_rows: int,
     max_micro_batches: int,
     reference: Params | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[TrainState, dict[str, float], np.ndarray]:
     """One optimizer update on a packed batch.
 
@@ -207,6 +274,7 @@ def train_step(
       micro_batch_rows: rows whose activations are held at once.
       max_micro_batches: fixes the shape; unused ones are not computed.
       reference: parameters for the KL term.
+      mesh: what the state lies on; `data` x `fsdp` must divide micro_batch_rows, `sequence` x `tensor` the row.
 
     Returns:
       The new state, metrics as Python floats, and the logprobs [rows, targets] of the batch's targets under the
@@ -219,6 +287,9 @@ def train_step(
     padded = pad_rows(batch, micro_batch_rows * max_micro_batches)
     stacked = PackedBatch(*(x.reshape(max_micro_batches, micro_batch_rows, -1) for x in padded))
     used = np.int32(-(-rows // micro_batch_rows))
-    state, metrics, logprobs = _train_step(settings, optimizer, state, stacked, used, reference)
+    with in_mesh(mesh):
+        if mesh is not None:
+            stacked = jax.device_put(stacked, shardings(mesh, batch_partitions()))
+        state, metrics, logprobs = _train_step(settings, optimizer, state, stacked, used, reference)
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
     return state, values, np.asarray(logprobs).reshape(-1, logprobs.shape[-1])[:rows]
