@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 # Only light imports here: `orchestra --help` and a mistyped path should not wait for JAX.
+from orchestra_jax.cli.eval import add_eval_flags, run_eval
 from orchestra_jax.config import ConfigError, load_config
 
 log = logging.getLogger(__name__)
@@ -77,17 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_config(sub)
     sub.add_argument("--overwrite", action="store_true", help="delete the run that output_dir holds and start anew")
 
-    sub = command("eval", _eval, "compare policies on the same held-out tasks")
-    add_config(sub)
-    sub.add_argument(
-        "--policy",
-        action="append",
-        default=[],
-        metavar="POLICY",
-        help="a folder with a policy (NAME=FOLDER to name it), or random, cheapest, oracle, always:TOOL; repeatable; "
-        "default: the config's model and its baselines",
-    )
-    sub.add_argument("--json", metavar="FILE", help="write the summary there, shaped like summary.json")
+    sub = command("eval", run_eval, "compare policies on the same tasks: accuracy, cost, latency, preference")
+    add_eval_flags(sub)
 
     sub = command("solve", _solve, "a trained policy works on your question with live tools, and shows how")
     sub.add_argument("policy", help="a run folder, or a Hugging Face folder (with --tools)")
@@ -175,13 +167,6 @@ def _sft(options: argparse.Namespace) -> None:
     from orchestra_jax.train.run import sft
 
     print(sft(config, overwrite=options.overwrite))
-
-
-def _eval(options: argparse.Namespace) -> None:
-    config = load_config(options.config, options.overrides)
-    from orchestra_jax.eval.command import evaluate
-
-    evaluate(config, options.policy, json_file=options.json)
 
 
 def _solve(options: argparse.Namespace) -> None:

@@ -8,7 +8,8 @@ not at all (the cluster bootstrap; Davison and Hinkley, "Bootstrap Methods and t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
@@ -22,6 +23,10 @@ Interval = tuple[float, float]
 _ESTIMATES = ("accuracy", "cost_usd", "latency_s", "preference", "cost_per_solved_usd")
 
 _MAX_INDICES_AT_ONCE = 1 << 22  # bounds the memory of the resampling: 4M indices of 8 bytes
+
+
+NUM_PERMUTATIONS = 10_000
+"""Sign flips drawn by :func:`permutation_p` where there are more of them than that."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,86 @@ def paired_difference(
     return PairedDifference(float((a - b).mean()), low, high, num_tasks)
 
 
+def permutation_p(
+    differences: ArrayLike,
+    clusters: Sequence[Any] | None = None,
+    num_permutations: int = NUM_PERMUTATIONS,
+    seed: int = 0,
+) -> float:
+    """Two-sided p-value of the paired permutation test that neither policy does better (Fisher 1935).
+
+    If it makes no difference which policy met a task, the sign of the task's difference is a coin toss. The statistic
+    is the absolute sum of the differences; all sign flips are counted where there are no more than `num_permutations`,
+    else so many are drawn, and the observed one counts as one of them (Phipson and Smyth 2010).
+
+    Args:
+        differences: ``a - b``, one per pair of episodes, [N].
+        clusters: the task of each pair, [N]: a task's pairs flip together. ``None``: every pair is a task.
+
+    Raises:
+        ValueError: as :func:`bootstrap_ci`; fewer than one permutation.
+    """
+    x = _checked_values("differences", differences)
+    if num_permutations < 1:
+        raise ValueError(f"num_permutations must be at least 1, got {num_permutations}")
+    index, num_clusters = _cluster_index(clusters, len(x))
+    totals = np.bincount(index, weights=x, minlength=num_clusters)
+    totals = totals[totals != 0.0]  # flipping nothing changes nothing
+    if not totals.size:
+        return 1.0
+    # Sums of the same numbers in another order must not count as smaller.
+    least = abs(float(totals.sum())) * (1 - 1e-9) - 1e-15
+    if totals.size < 63 and 2**totals.size <= num_permutations:
+        bits = (np.arange(2**totals.size)[:, None] >> np.arange(totals.size)) & 1
+        return float((np.abs((1 - 2.0 * bits) @ totals) >= least).mean())
+    rng = np.random.default_rng(seed)
+    chunk = max(1, _MAX_INDICES_AT_ONCE // totals.size)
+    extreme = 0
+    for start in range(0, num_permutations, chunk):
+        signs = 1 - 2.0 * rng.integers(0, 2, (min(chunk, num_permutations - start), totals.size), dtype=np.int8)
+        extreme += int((np.abs(signs @ totals) >= least).sum())
+    return (1 + extreme) / (1 + num_permutations)
+
+
+def mcnemar_p(num_only_a: int, num_only_b: int) -> float:
+    """Two-sided p-value of McNemar's exact test: of the tasks that one policy alone solved, is each half theirs?
+
+    Args:
+        num_only_a, num_only_b: tasks that a solved and b did not, and the other way round.
+
+    Raises:
+        ValueError: a negative number.
+    """
+    if num_only_a < 0 or num_only_b < 0:
+        raise ValueError(f"numbers of tasks must not be negative, got {num_only_a} and {num_only_b}")
+    total, fewer = num_only_a + num_only_b, min(num_only_a, num_only_b)
+    tail = sum(math.comb(total, k) for k in range(fewer + 1))
+    return min(1.0, 2 * tail / 2**total)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for how many there are, by Holm's step-down method (1979), in the order given."""
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, position in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[position]))
+        adjusted[position] = largest
+    return adjusted
+
+
+def pass_hat_k(num_trials: int, num_successes: int, k: int) -> float:
+    """Chance that k trials of a task, drawn from its n without replacement, all succeed: C(c, k) / C(n, k).
+
+    Averaged over tasks it is pass^k of tau-bench (Yao et al. 2024, arXiv 2406.12045); pass^1 is the mean accuracy.
+
+    Raises:
+        ValueError: unless 1 <= k <= num_trials and 0 <= num_successes <= num_trials.
+    """
+    if not 1 <= k <= num_trials or not 0 <= num_successes <= num_trials:
+        raise ValueError(f"expected 1 <= k <= n and 0 <= c <= n, got k={k}, n={num_trials}, c={num_successes}")
+    return math.comb(num_successes, k) / math.comb(num_trials, k)
+
+
 def summarize(
     records: Sequence[Mapping[str, Any]], *, num_resamples: int = 2000, seed: int = 0, level: float = 0.95
 ) -> dict[str, Any]:
@@ -163,10 +248,15 @@ def summarize(
     Returns:
         ``accuracy``, ``cost_usd`` and ``latency_s`` (means per episode), ``preference`` (mean, or ``None``
         where no record has one), ``cost_per_solved_usd`` (total cost over total outcome; ``None`` where nothing
-        was solved), ``tools`` (mean calls per episode), ``num_episodes``, ``num_tasks``, ``num_infra_errors``,
-        ``warning`` (what to know before trusting the numbers, or ``None``), and ``ci95`` with ``[low, high]`` for
-        the first five (``high`` of the cost per solved task is ``None`` where resamples without any solved task
-        reach into the upper tail).
+        was solved), ``tools`` (mean calls per episode), ``tool_shares`` (of all calls), ``end_reasons`` (episodes by
+        their end), ``num_episodes``, ``num_tasks``, ``num_infra_errors``, ``warning`` (what to know before trusting
+        the numbers, or ``None``), and ``ci95`` with ``[low, high]`` for the first five (``high`` of the cost per
+        solved task is ``None`` where resamples without any solved task reach into the upper tail).
+
+        Where tasks were tried repeatedly, also ``pass_hat_k``: pass^1, pass^2, ... up to the most trials of a task,
+        each over the tasks that have so many, an outcome above 0.5 being a success; intervals in ``ci95``. Where
+        records have ``policy_cost_usd`` and ``policy_latency_s`` (an endpoint's own share of cost and latency), their
+        means.
 
         What fails often fails by kind: wrong answers go to a judge, right ones do not. So where more than half of
         the episodes were left out, whatever hangs on the outcome is ``None``; where all were, every number is.
@@ -184,7 +274,8 @@ def summarize(
         "warning": _dropped_warning(len(used), len(records)),
     }
     if not used:
-        return {**dict.fromkeys(_ESTIMATES), "tools": {}, **counts, "ci95": dict.fromkeys(_ESTIMATES)}
+        nothing: dict[str, Any] = {"tools": {}, "tool_shares": {}, "end_reasons": {}}
+        return {**dict.fromkeys(_ESTIMATES), **nothing, **counts, "ci95": dict.fromkeys(_ESTIMATES)}
     tasks = [_field(r, "task_id", i) for i, r in enumerate(used)]
     outcome, cost, latency = (_column(used, name) for name in ("outcome", "cost_usd", "latency_s"))
     mean_ci = partial(bootstrap_ci, num_resamples=num_resamples, seed=seed, level=level)
@@ -213,10 +304,40 @@ def summarize(
         "preference": preference,
         "cost_per_solved_usd": cost_per_solved,
     }
+    passes, pass_intervals = _passes(used, tasks, mean_ci)
+    extra: dict[str, Any] = {"pass_hat_k": passes} if passes else {}
+    if passes:
+        intervals["pass_hat_k"] = pass_intervals  # type: ignore[assignment]
     if 2 * len(used) < len(records):
-        hidden = dict.fromkeys(("accuracy", "preference", "cost_per_solved_usd"))
-        means, intervals = {**means, **hidden}, {**intervals, **hidden}
-    return {**means, "tools": _mean_tool_calls(used), **counts, "ci95": intervals}
+        hidden = dict.fromkeys(("accuracy", "preference", "cost_per_solved_usd", *extra))
+        means, intervals, extra = {**means, **hidden}, {**intervals, **hidden}, {}
+    for name in ("policy_cost_usd", "policy_latency_s"):
+        if all(r.get(name) is not None for r in used):
+            extra[name] = float(_column(used, name).mean())
+    tools = _mean_tool_calls(used)
+    ends = Counter(str(r.get("end_reason") or "unknown") for r in used)
+    shown = {"tools": tools, "tool_shares": _shares(tools), "end_reasons": dict(sorted(ends.items()))}
+    return {**means, **extra, **shown, **counts, "ci95": intervals}
+
+
+def _passes(
+    records: Sequence[Mapping[str, Any]], tasks: Sequence[Any], mean_ci: Callable[[ArrayLike], Interval]
+) -> tuple[list[float], list[list[float]]]:
+    """pass^k for k = 1, 2, ... and their intervals; nothing where no task was tried twice."""
+    trials: dict[Any, list[bool]] = {}
+    for record, task in zip(records, tasks):
+        # A task that was drawn twice is two tasks here: their trials differ in tools and prices.
+        trials.setdefault((task, record.get("number")), []).append(float(record["outcome"]) > 0.5)
+    most = max(map(len, trials.values()))
+    if most < 2 or not any("trial" in record for record in records):
+        return [], []
+    per_k = [[pass_hat_k(len(t), sum(t), k) for t in trials.values() if len(t) >= k] for k in range(1, most + 1)]
+    return [float(np.mean(values)) for values in per_k], [list(mean_ci(values)) for values in per_k]
+
+
+def _shares(tools: Mapping[str, float]) -> dict[str, float]:
+    total = sum(tools.values())
+    return {tool: calls / total for tool, calls in tools.items()} if total else {}
 
 
 def _dropped_warning(num_used: int, num_records: int) -> str | None:
