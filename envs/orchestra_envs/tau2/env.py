@@ -127,6 +127,10 @@ class Tau2Env(ToolEnv):
         library.make_environment(self._world, next(iter(self._tasks.values())))  # so that what it lacks is told now
         self._dialogue: talk.Dialogue | None = None
 
+    def task_ids(self) -> tuple[str, ...]:
+        """The ids of the set's tasks, in its order."""
+        return tuple(self._tasks)
+
     def sample_task(self, rng: np.random.Generator, options: Mapping[str, Any]) -> Task:
         """A random task of the set, or the one that `options["task_id"]` names."""
         task_id = options.get("task_id")
