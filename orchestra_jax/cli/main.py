@@ -149,6 +149,11 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--base-url", metavar="URL", help="its OpenAI-compatible endpoint; default: OpenAI's")
     sub.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable with its key: OPENAI_API_KEY")
 
+    sub = command("demo", _demo, "two minutes in a simulated market: a trained policy beside the strongest expert")
+    sub.add_argument("--tasks", type=int, default=12, metavar="N", help="held-out tasks; default 12")
+    sub.add_argument("--fast", action="store_true", help="wait for nothing, a line a task")
+    sub.add_argument("--seed", type=int, metavar="SEED", help="other tasks")
+
     sub = command("report", _report, "write report.html of a run folder")
     sub.add_argument("run_folder")
     sub.add_argument("--out", metavar="FILE", help="default: report.html in the run folder")
@@ -249,6 +254,13 @@ def _index(options: argparse.Namespace) -> None:
         base_url=options.base_url,
         api_key_env=options.api_key_env,
     )
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from orchestra_jax.cli.demo import demo
+    from orchestra_jax.demo.episodes import TASK_SEED
+
+    demo(num_tasks=options.tasks, fast=options.fast, seed=TASK_SEED if options.seed is None else options.seed)
 
 
 def _report(options: argparse.Namespace) -> None:
