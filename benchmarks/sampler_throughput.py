@@ -1,6 +1,6 @@
 """Tokens per second of the sampler beside Hugging Face `generate` and Tunix's sampler, in one run on one machine.
 
-    python -m benchmarks.sampler_throughput --hf-python VENV/bin/python --tunix-python VENV/bin/python --json sampler.json
+    python -m benchmarks.sampler_throughput --hf-python PYTHON --tunix-python PYTHON --json sampler.json
 
 SmolLM2-135M's shapes (`--preset`) with random weights, temperature 1.
 

@@ -28,7 +28,7 @@ class Peer:
     """
 
     def __init__(self, python: str, worker: str) -> None:
-        self._said = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._said = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (open as long as the worker)
         command = [python, str(Path(__file__).with_name(worker))]
         pipe = subprocess.PIPE
         try:

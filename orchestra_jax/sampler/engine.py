@@ -28,6 +28,7 @@ Randomness is keyed by (seed, trajectory, position): see `sampling`.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -48,11 +49,20 @@ from orchestra_jax.sampler.sampling import Restriction
 from orchestra_jax.sampler.stops import StopMatcher
 from orchestra_jax.sampler.weights import adopt
 
+log = logging.getLogger(__name__)
+
 MIN_SHARED_TOKENS = 16
 """Shorter common beginnings are computed again: copying them would not pay."""
 
 PREFILL_ROWS = 8
-"""Conversations prefilled by one call: one number, so that only lengths make shapes to compile."""
+"""Conversations prefilled by one call at the most."""
+
+PREFILL_TOKENS = {"cpu": 256}
+"""Tokens computed by one call of prefill, padding included, where one conversation does not need more: as few as keep
+the platform's multipliers busy, for a call's rows are seldom all wanted. Every length has one number of rows, so that
+only lengths make shapes to compile."""
+
+DEFAULT_PREFILL_TOKENS = 1024
 
 MAX_STOP_IDS = 8
 """Stop ids of one turn, the engine's included."""
@@ -106,6 +116,8 @@ class SampledTurn:
     """The stop text that ended it."""
     cached_tokens: int = 0
     """How many of the request's tokens stood in a slot already."""
+    error: str | None = None
+    """A fault of this turn alone (its grammar's, say) ended it; the tokens are those before."""
 
 
 @dataclass
@@ -116,6 +128,8 @@ class EngineStats:
     prefilled_tokens: int = 0
     reprefilled_tokens: int = 0
     """Of the prefilled ones, those that had been in a slot that was taken away."""
+    padded_tokens: int = 0
+    """Computed by prefill beside those that were wanted."""
     copied_tokens: int = 0
     rounds: int = 0
     decode_steps: int = 0
@@ -246,7 +260,7 @@ class Engine:
         self.capacity = capacity
         self.steps = steps
         self.chunk = min(chunk, capacity)
-        self.prefill_rows = min(slots, PREFILL_ROWS)
+        self.prefill_tokens = PREFILL_TOKENS.get(jax.default_backend(), DEFAULT_PREFILL_TOKENS)
         self.lookahead = lookahead
         self.stop_ids = tuple(int(i) for i in stop_ids)
         self.key = jax.random.key(seed)
@@ -321,6 +335,12 @@ class Engine:
             raise ValueError(f"a turn may have {MAX_STOP_IDS - len(self.stop_ids)} stop ids of its own")
         if request.stop_texts and self._token_bytes is None:
             raise ValueError("stop texts need an engine with token_bytes")
+        if not all(request.stop_texts):
+            raise ValueError("stop texts must not be empty")
+        if not 0 <= min(request.tokens) <= max(request.tokens) < self.config.vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self.config.vocab_size - 1}, the model's vocabulary")
+        if not 0 <= request.trajectory < 1 << 32:
+            raise ValueError(f"trajectory must be from 0 to 2**32 - 1, not {request.trajectory}")
         if request.key in self._under_way:
             raise ValueError(f"conversation {request.key!r} has a turn under way")
         if not self._under_way:
@@ -384,6 +404,7 @@ class Engine:
             "sampler/row_use": stats.slot_steps / max(1, stats.row_steps),
             "sampler/device_idle_share": self._clock.idle_share,
             "sampler/prefilled_tokens": stats.prefilled_tokens,
+            "sampler/padded_tokens": stats.padded_tokens,
             "sampler/reprefilled_tokens": stats.reprefilled_tokens,
             "sampler/copied_tokens": stats.copied_tokens,
             "sampler/evictions": stats.evictions,
@@ -401,17 +422,16 @@ class Engine:
         """
         if self._weights is None:
             raise RuntimeError("call use(params, version) first: there are no weights to sample with")
-        lengths = _lengths(self.capacity)
-        table = np.full((3, self.prefill_rows), 0, np.int32)
-        table[0] = self.slots
         jobs: list[tuple[str, Callable[[], Any]]] = []
-        for filled in lengths:
+        for filled in _lengths(self.capacity):
             jobs.append((f"copy of {filled}", partial(self._copied, [], filled)))
-        for width, filled in itertools.product(_widths(self.chunk), lengths):
+        for width, filled in itertools.product(_widths(self.chunk), self._prefill_lengths):
             if width <= filled:
-                tokens = np.zeros((self.prefill_rows, width), np.int32)
-                jobs.append((f"prefill {width} of {filled}", partial(self._append, tokens, table, filled)))
-        for size, filled in itertools.product(_buckets(self.slots), lengths):
+                tokens, table = self._no_tokens(width)
+                jobs.append(
+                    (f"prefill {len(tokens)} x {width} of {filled}", partial(self._append, tokens, table, filled))
+                )
+        for size, filled in itertools.product(_buckets(self.slots), self._decode_lengths):
             sample = partial(self._sample, self._no_rows(size), None, filled, self.steps)
             jobs.append((f"decode {size} of {filled}", sample))
         times = []
@@ -521,10 +541,20 @@ class Engine:
     def _copy(self, copies: list[tuple[int, int, int]]) -> None:
         if not copies:
             return
-        filled = _length_of(max(length for _, _, length in copies), self.capacity)
+        filled = _size_of(max(length for _, _, length in copies), _lengths(self.capacity))
         self._give()
         self._state, handle = self._copied([copy[:2] for copy in copies], filled)
         self._given(handle)
+
+    @property
+    def _decode_lengths(self) -> list[int]:
+        """The filled lengths of decode's shapes; a kernel reads what is filled, whatever the shape."""
+        return [self.capacity] if self.direct else _lengths(self.capacity)
+
+    @property
+    def _prefill_lengths(self) -> list[int]:
+        """The same of prefill, where attention is a smaller part: every second one."""
+        return [self.capacity] if self.direct else _lengths(self.capacity)[::-2][::-1]
 
     def _copied(self, copies: list[tuple[int, int]], filled: int):
         table = np.zeros((self.slots, 2), np.int32)
@@ -535,15 +565,21 @@ class Engine:
         """One chunk of what is missing, for all slots that miss something: a few rows at a time, of like lengths."""
         missing = {i: min(slot.missing, self.chunk) for i, slot in enumerate(self._slots) if slot.missing > 0}
         order = sorted(missing, key=lambda index: (-missing[index], index))
-        for first in range(0, len(order), self.prefill_rows):
-            self._prefill_rows(order[first : first + self.prefill_rows], missing)
+        while order:
+            tokens, table = self._no_tokens(_width_of(missing[order[0]], self.chunk))
+            self._prefill_rows(order[: len(tokens)], missing, tokens, table)
+            order = order[len(tokens) :]
 
-    def _prefill_rows(self, indices: list[int], missing: dict[int, int]) -> None:
-        width = _width_of(missing[indices[0]], self.chunk)
-        tokens = np.zeros((self.prefill_rows, width), np.int32)
-        table = np.zeros((3, self.prefill_rows), np.int32)  # slot, length, count
+    def _no_tokens(self, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """A call of prefill with nothing to do: tokens [rows, width], and slots, lengths and counts [3, rows]."""
+        rows = max(1, min(self.slots, PREFILL_ROWS, self.prefill_tokens // width))
+        table = np.zeros((3, rows), np.int32)
         table[0] = self.slots
-        for row, index in zip(self._rows(indices, self.prefill_rows), indices):
+        return np.zeros((rows, width), np.int32), table
+
+    def _prefill_rows(self, indices: list[int], missing: dict[int, int], tokens: np.ndarray, table: np.ndarray) -> None:
+        """Fills in a call of prefill for these slots, and makes it."""
+        for row, index in zip(self._rows(indices, len(tokens)), indices):
             slot, count = self._slots[index], missing[index]
             assert slot.request is not None
             length, prompt = len(slot.tokens), len(slot.request.tokens)
@@ -556,7 +592,8 @@ class Engine:
             slot.exact = True
             slot.touched = self._round
             self.stats.prefilled_tokens += count
-        filled = _length_of(max(int((table[1] + table[2]).max()), width), self.capacity)
+        self.stats.padded_tokens += tokens.size - int(table[2].sum())
+        filled = _size_of(max(int((table[1] + table[2]).max()), tokens.shape[1]), self._prefill_lengths)
         self._give()
         self._state, handle = self._append(tokens, table, filled)
         self._given(handle)
@@ -572,13 +609,15 @@ class Engine:
     def _decode(self) -> bool:
         """Gives the device a few tokens of every turn whose prompt is complete; whether there was one."""
         turns = {i: slot.request for i, slot in enumerate(self._slots) if slot.request and self._can_go_on(slot)}
-        if not turns:
-            return False
         by_token = any(request.grammar for request in turns.values())
         if by_token and self._rounds:
             return False  # what a grammar allows next is known when the last token is
+        masks = self._masks(turns)
+        turns = {i: request for i, request in turns.items() if request.grammar is None or i in masks}
+        if not turns:
+            return False
         steps = 1 if by_token else self.steps
-        size = _bucket_of(len(turns), self.slots)
+        size = _size_of(len(turns), _buckets(self.slots))
         rows = self._no_rows(size)
         placed = list(zip(self._rows(list(turns), size), turns, turns.values()))
         longest = 0
@@ -592,9 +631,9 @@ class Engine:
             slot.fresh = False
             slot.ahead += steps
             longest = max(longest, length + slot.ahead)
-        filled = _length_of(min(longest, self.capacity), self.capacity)
+        filled = _size_of(min(longest, self.capacity), self._decode_lengths)
         self._give()
-        self._state, sampled = self._sample(rows, self._restriction(placed, size), filled, steps)
+        self._state, sampled = self._sample(rows, self._restriction(placed, size, masks), filled, steps)
         self._given(sampled.counts)
         self._rounds.append(_Round(sampled, placed, steps, size, self._version))
         return True
@@ -619,18 +658,30 @@ class Engine:
             stop_ids=stop_ids,
         )
 
-    def _restriction(self, placed: list[tuple[int, int, Request]], size: int) -> Restriction | None:
-        """What narrows the rows' distributions, if anything does."""
+    def _masks(self, turns: dict[int, Request]) -> dict[int, np.ndarray]:
+        """What grammars allow next, by slot; a turn whose grammar has no answer ends here, the others do not."""
+        masks = {}
+        for index, request in turns.items():
+            if request.grammar:
+                try:
+                    masks[index] = request.grammar.mask()
+                except Exception as fault:
+                    self._finished.append(self._failed(self._slots[index], fault))
+        return masks
+
+    def _restriction(
+        self, placed: list[tuple[int, int, Request]], size: int, masks: dict[int, np.ndarray]
+    ) -> Restriction | None:
+        """What narrows the rows' distributions, if anything does; `masks` by slot."""
         if not any(request.grammar or request.top_p < 1 or request.top_k for _, _, request in placed):
             return None
         words = -(-self.config.vocab_size // 32)
         restriction = Restriction(
             np.ones(size, np.float32), np.zeros(size, np.int32), np.full((size, words), 0xFFFFFFFF, np.uint32)
         )
-        for row, _, request in placed:
+        for row, index, request in placed:
             restriction.top_ps[row], restriction.top_ks[row] = request.top_p, request.top_k
-            if request.grammar:
-                mask = request.grammar.mask()
+            if (mask := masks.get(index)) is not None:
                 restriction.masks[row, : len(mask)], restriction.masks[row, len(mask) :] = mask, 0
         return restriction
 
@@ -690,13 +741,17 @@ class Engine:
         """Enters what a round sampled for a slot; the turn, if it has ended."""
         request, text = slot.request, None
         assert request is not None
-        if slot.stops is not None and (found := slot.stops.feed(tokens)):
+        try:
+            found = slot.stops.feed(tokens) if slot.stops is not None else None
+            if request.grammar:
+                for token in tokens:
+                    request.grammar.accept(token)
+        except Exception as fault:  # of this turn alone: the others go on
+            return self._failed(slot, fault)
+        if found:
             kept, text = found
             slot.exact = kept == len(tokens) and stopped
             tokens, logprobs, stopped = tokens[:kept], logprobs[:kept], True
-        if request.grammar:
-            for token in tokens:
-                request.grammar.accept(token)
         slot.tokens += tokens
         slot.sampled += tokens
         slot.logprobs += logprobs
@@ -708,6 +763,16 @@ class Engine:
         self._under_way.discard(request.key)
         return SampledTurn(request.key, slot.sampled, slot.logprobs, slot.versions, stopped, text, slot.cached)
 
+    def _failed(self, slot: _Slot, fault: Exception) -> SampledTurn:
+        """Ends a turn by a fault of its own; what the host knows of it is kept."""
+        request = slot.request
+        assert request is not None
+        log.warning("a turn ended by a fault of its own", exc_info=fault)
+        slot.request, slot.exact, slot.ahead = None, False, 0
+        self._under_way.discard(request.key)
+        error = f"{type(fault).__name__}: {fault}"
+        return SampledTurn(request.key, slot.sampled, slot.logprobs, slot.versions, False, None, slot.cached, error)
+
 
 def _buckets(most: int) -> list[int]:
     """1, and `most`, half of it, a quarter, ... down to 8: fewer rows than that cost about as much."""
@@ -717,8 +782,9 @@ def _buckets(most: int) -> list[int]:
     return sizes if sizes[0] == 1 else [1, *sizes]
 
 
-def _bucket_of(count: int, most: int) -> int:
-    return next(size for size in _buckets(most) if size >= count)
+def _size_of(count: int, sizes: list[int]) -> int:
+    """The smallest of the sizes, which are in order, that is enough."""
+    return next(size for size in sizes if size >= count)
 
 
 def _lengths(capacity: int) -> list[int]:
@@ -729,20 +795,16 @@ def _lengths(capacity: int) -> list[int]:
     return [capacity] if capacity <= 256 else [*sizes, capacity]
 
 
-def _length_of(length: int, capacity: int) -> int:
-    return next(size for size in _lengths(capacity) if size >= length)
-
-
 def _widths(chunk: int) -> list[int]:
-    """1, 16, 32, 64, ... and `chunk`."""
-    sizes = [1, 16]
-    while sizes[-1] * 2 < chunk:
-        sizes.append(sizes[-1] * 2)
+    """1, 16, 32, 64, 96, 128, 192, 256, 384, ... and `chunk`."""
+    sizes = [1, 16, 32, 64]
+    while sizes[-1] < chunk:
+        sizes += [sizes[-1] * 3 // 2, sizes[-1] * 2]
     return [size for size in sizes if size < chunk] + [chunk]
 
 
 def _width_of(count: int, chunk: int) -> int:
-    return next(size for size in _widths(chunk) if size >= count)
+    return _size_of(count, _widths(chunk))
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
