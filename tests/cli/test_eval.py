@@ -13,6 +13,7 @@ import pytest
 
 from orchestra_jax.cli.main import main
 from orchestra_jax.config import load_config
+from orchestra_jax.eval.store import EvalStore
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.rollout.policy import load_policy, save_policy
 
@@ -148,6 +149,81 @@ def test_a_result_file_that_cannot_be_written_is_found_first(mistake, tmp_path):
     assert "No such file" in mistake("--policy", "random", "--json", str(tmp_path / "none" / "x.json"))
     mistake("--policy", "always:gpt-9", "--json", str(tmp_path / "x.json"))
     assert not (tmp_path / "x.json").exists()
+
+
+def test_suites_and_trials(evaluate, config, tmp_path):
+    """Two suites in one JSON: rows SUITE/POLICY, each suite with its own comparisons; episodes of two trials."""
+    env = {"id": "orchestra/Market-v0", "kwargs": {"types": ["arithmetic"], "max_turns": 2, "tools": ["calculator"]}}
+    suites = {"sums": {"env": env, "num_tasks": 5}, "more": {"env": env, "num_tasks": 3, "seed": 7}}
+    (tmp_path / "suites.yaml").write_text(json.dumps({"suites": suites}))
+    policy = f"first={config.parent / 'first'}"
+    summary, table = evaluate("--suite", str(tmp_path / "suites.yaml"), "--policy", policy, "--trials", "2")
+    names = {"first", "first:greedy", "random"}
+    assert set(summary["policies"]) == {f"{suite}/{name}" for suite in suites for name in names}
+    assert summary["trials"] == 2
+    for suite, num_tasks in (("sums", 5), ("more", 3)):
+        part = summary["suites"][suite]
+        assert set(part["policies"]) == names
+        assert len(part["comparisons"]) == 3
+        entry = part["policies"]["random"]
+        assert (entry["num_tasks"], entry["num_episodes"]) == (num_tasks, 2 * num_tasks)
+        assert entry["pass_hat_k"] == [1.0, 1.0]  # the only tool is always right
+        assert suite in table
+    assert "pass^k" in table
+
+
+def test_an_interrupted_evaluation_goes_on_to_the_same_numbers(evaluate, config, tmp_path, monkeypatch, capsys):
+    policy = ["--policy", f"x={config.parent / 'first'}", "--policy", "always:gpt-5-mini", "--trials", "2"]
+    whole, _ = evaluate(*policy)
+    out = tmp_path / "out"
+    kept = []
+
+    def append(store, suite, label, record):
+        if len(kept) == 17:  # in the second of the model's two modes
+            raise KeyboardInterrupt
+        kept.append((label, record["number"], record["trial"]))
+        keep(store, suite, label, record)
+
+    keep = EvalStore.append
+    monkeypatch.setattr(EvalStore, "append", append)
+    assert main(["eval", str(config), *policy, "--out", str(out)]) == 130
+    assert f"what was finished is kept in {out}" in capsys.readouterr().err
+    monkeypatch.setattr(EvalStore, "append", keep)
+    resumed, _ = evaluate(*policy, "--out", str(out))
+    assert resumed == whole
+    assert json.loads((out / "summary.json").read_text()) == whole
+    lines = [line for file in out.glob("episodes/*/*.jsonl") for line in file.read_text().splitlines()]
+    assert len(lines) == 4 * 6 * 2  # nothing twice
+    # Once more: nothing is left to do, so no weights are loaded for it; other weights are another evaluation.
+    monkeypatch.setattr("orchestra_jax.eval.evaluate.build_rollout", None)
+    assert evaluate(*policy, "--out", str(out))[0] == whole
+    other = [word.replace("first", "finished") for word in policy]
+    assert main(["eval", str(config), *other, "--out", str(out)]) == 2
+    assert "policies.x.weights was" in capsys.readouterr().err
+    assert main(["eval", str(config), *policy, "--out", str(out), "rollout.temperature=0.5"]) == 2
+    assert "suites.held_out.rollout.temperature was 1.0, is 0.5" in capsys.readouterr().err
+
+
+def test_the_reference_of_preference_scores(evaluate, mistake):
+    names = ["--policy", "always:gpt-5-mini", "--policy", "oracle"]
+    summary, _ = evaluate(*names, "--reference", "oracle")
+    assert set(summary["policies"]) == {"always:gpt-5-mini", "oracle"}
+    assert summary["reference"] == "oracle"
+    without, _ = evaluate(*names, "--reference", "none")
+    assert without["policies"]["oracle"]["preference"] is None
+    assert "none of the policies" in mistake(*names, "--reference", "gpt-5")
+
+
+def test_what_must_be_said_without_a_config(config, capsys):
+    def error(*arguments):
+        assert main(["eval", *arguments]) == 2
+        return capsys.readouterr().err
+
+    assert "give a CONFIG, or --suite" in error("--policy", "random")
+    assert "give --policy, or a CONFIG" in error("--suite", "market")
+    assert "needs a CONFIG" in error("--suite", "market", "--policy", str(config.parent / "first"))
+    assert "--trials must be at least 1" in error("--suite", "market", "--policy", "random", "--trials", "0")
+    assert "a CONFIG must stand before it" in error("eval.num_tasks=3", "--policy", "random")
 
 
 def test_an_environment_without_tools_has_no_preference_scores(config, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,11 @@ from orchestra_jax.eval.evaluate import add_preference_scores
 from orchestra_jax.eval.stats import (
     accuracy_interval,
     bootstrap_ci,
+    holm,
+    mcnemar_p,
     paired_difference,
+    pass_hat_k,
+    permutation_p,
     summarize,
     wilson_interval,
 )
@@ -260,3 +264,88 @@ def test_a_dropped_episode_is_nothing_to_compare_with():
     assert records[0]["preference"] is None
     assert records[1]["preference"] > 0
     assert summarize(records)["preference"] == records[1]["preference"]
+
+
+def test_pass_hat_k_is_the_share_of_draws_that_all_succeed():
+    # tau-bench (arXiv 2406.12045), section 3: C(c, k) / C(n, k).
+    assert [pass_hat_k(4, 3, k) for k in (1, 2, 3, 4)] == [0.75, 0.5, 0.25, 0.0]
+    from itertools import combinations
+
+    trials = [1, 1, 0, 1, 0, 1]
+    for k in range(1, 7):
+        draws = list(combinations(trials, k))
+        assert pass_hat_k(6, sum(trials), k) == pytest.approx(sum(map(all, draws)) / len(draws))
+    with pytest.raises(ValueError, match="k=5, n=4"):
+        pass_hat_k(4, 2, 5)
+
+
+def test_permutation_test_counts_all_sign_flips_of_few_tasks():
+    # Sums over the flips of (1, 2, 3): 6, 4, 2, 0, 0, -2, -4, -6; as extreme as 6: two of eight.
+    assert permutation_p([1.0, 2.0, 3.0]) == 2 / 8
+    assert permutation_p([1.0, 2.0, -3.0]) == 1.0
+    assert permutation_p([0.0, 0.0]) == 1.0
+
+
+def test_permutation_test_flips_tasks_and_not_episodes():
+    # Two tasks with the same difference: half of the flips are as extreme, however many episodes tell it.
+    differences, tasks = [1.0] * 6, ["a"] * 3 + ["b"] * 3
+    assert permutation_p(differences, tasks) == 0.5
+    assert permutation_p(differences) == 2 / 64
+
+
+def test_drawn_permutations_agree_with_the_normal_approximation_and_do_not_depend_on_chunks(monkeypatch):
+    x = np.random.default_rng(8).normal(0.1, 1.0, size=400)
+    z = abs(x.sum()) / math.sqrt(float(x @ x))
+    p = permutation_p(x)
+    assert p == pytest.approx(math.erfc(z / math.sqrt(2)), abs=0.02)
+    monkeypatch.setattr("orchestra_jax.eval.stats._MAX_INDICES_AT_ONCE", 4001)
+    assert permutation_p(x) == p
+    assert permutation_p(np.abs(x)) == 1 / 10_001  # never 0: the observed one is one of them
+
+
+def test_permutation_test_keeps_its_level():
+    rng = np.random.default_rng(9)
+    rejected = sum(permutation_p(rng.normal(size=30), num_permutations=400, seed=i) < 0.05 for i in range(400))
+    assert 0.02 <= rejected / 400 <= 0.08
+
+
+def test_mcnemar_is_the_exact_binomial_test():
+    # Agresti, Categorical Data Analysis (2nd ed.), section 10.1: 86 and 150 discordant pairs, P = 3e-5 or so.
+    assert mcnemar_p(86, 150) == pytest.approx(3.7e-5, rel=0.1)
+    assert mcnemar_p(0, 5) == 2 / 32
+    assert mcnemar_p(3, 3) == 1.0
+    assert mcnemar_p(0, 0) == 1.0
+
+
+def test_holm_steps_down():
+    # Sorted .01, .02, .03, .04 are multiplied by 4, 3, 2, 1 and never fall.
+    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_summarize_tells_pass_hat_k_of_repeated_trials():
+    outcomes = {"a": [1, 1, 1], "b": [1, 0, 1], "c": [0, 0, 0]}
+    records = [
+        episode(task, float(outcome), number=number, trial=trial)
+        for number, (task, trials) in enumerate(outcomes.items())
+        for trial, outcome in enumerate(trials)
+    ]
+    entry = summarize(records)
+    assert entry["pass_hat_k"] == pytest.approx([5 / 9, (1 + 1 / 3) / 3, 1 / 3])
+    assert entry["pass_hat_k"][0] == pytest.approx(entry["accuracy"])
+    assert len(entry["ci95"]["pass_hat_k"]) == 3
+    # A dropped trial leaves its task with two: pass^3 is over the others.
+    records[0]["end_reason"] = "infra_error"
+    assert summarize(records)["pass_hat_k"] == pytest.approx([(1 + 2 / 3) / 3, (1 + 1 / 3) / 3, 0.0])
+    assert "pass_hat_k" not in summarize(records[::3])
+
+
+def test_summarize_tells_shares_of_calls_and_ends():
+    records = [
+        episode("a", 1.0, tool_counts={"search": 3}, end_reason="answered"),
+        episode("b", 1.0, tool_counts={"gpt-5": 1}, end_reason="max_turns"),
+    ]
+    entry = summarize(records)
+    assert entry["tool_shares"] == {"gpt-5": 0.25, "search": 0.75}
+    assert entry["end_reasons"] == {"answered": 1, "max_turns": 1}
