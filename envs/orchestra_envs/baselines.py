@@ -8,6 +8,8 @@ wanted) and then copy the last result as "Answer: X". By name (`make_policy`):
 * `cheapest`: tools in rising order of price until one returns a result instead of an error.
 * `oracle`: knows the market's skill table: the cheapest plan whose chance of success is within 0.05 of the best.
 * `demonstration`: the turns that the environment's own `demonstrate` gives.
+* `published:<model>`: one tool, drawn by how often a prompted model called it in ToolOrchestra's table 15, whatever the
+  task (`market.published`).
 * `habit`: a fair warm start with the bad habit that prompted models have: 55% the strongest expert, 25% the oracle's
   plan, 20% a random tool.
 
@@ -28,12 +30,13 @@ import numpy as np
 from orchestra_envs.env import ToolEnv
 from orchestra_envs.example_arguments import example_arguments
 from orchestra_envs.market.plans import best_plan
+from orchestra_envs.market.published import call_shares, draw_tool
 from orchestra_envs.market.tasks import task_from_id
 from orchestra_envs.parse import ToolCall, render_call
 
 STRONGEST_EXPERT = "gpt-5"
 HABIT_SHARES = {"strongest": 0.55, "suitable": 0.25, "random": 0.2}
-POLICY_NAMES = ("always:<tool>", "random", "cheapest", "oracle", "demonstration", "habit")
+POLICY_NAMES = ("always:<tool>", "random", "cheapest", "oracle", "demonstration", "habit", "published:<model>")
 
 # Only used to rank tools by price: what one call of a language model typically takes.
 _TYPICAL_INPUT_TOKENS, _TYPICAL_OUTPUT_TOKENS, _TYPICAL_SECONDS = 100, 1000, 10
@@ -121,6 +124,8 @@ def make_policy(name: str) -> Policy:
     """
     if name.startswith("always:"):
         return ScriptedPolicy(name, _always(name.removeprefix("always:")))
+    if name.startswith("published:"):
+        return ScriptedPolicy(name, _published(name.removeprefix("published:")))
     if name == "demonstration":
         return DemonstrationPolicy()
     if name == "cheapest":
@@ -142,6 +147,15 @@ def _always(tool: str) -> _Choose:
         if tool not in known:
             raise ValueError(f"policy always:{tool}: no such tool; the environment has {', '.join(known)}")
         return [tool] if tool in offered else []
+
+    return choose
+
+
+def _published(model: str) -> _Choose:
+    call_shares(model)  # says so if there is no such model
+
+    def choose(env: gymnasium.Env, specs: list[dict[str, Any]], task_id: str, rng: np.random.Generator) -> list[str]:
+        return [draw_tool(model, map(_name, specs), rng)]
 
     return choose
 

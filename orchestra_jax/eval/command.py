@@ -28,7 +28,7 @@ from orchestra_jax.eval.table import print_evaluation
 from orchestra_jax.rollout.policy import Policy, load_policy
 from orchestra_jax.rollout.setup import check_fit, eval_kwargs
 
-ALWAYS = "always:"
+SCRIPTED_PREFIXES = ("always:", "published:")
 NO_REFERENCE = "none"
 
 _WHOLE_FILE_BYTES = 64 * 2**20
@@ -163,7 +163,7 @@ def _checked(suites: Sequence[Suite], contenders: Contenders, reference: str, *,
 
 
 def _is_scripted(text: str) -> bool:
-    return text.startswith(ALWAYS) or text in POLICY_NAMES
+    return text.startswith(SCRIPTED_PREFIXES) or text in POLICY_NAMES
 
 
 def _loaders(config: RunConfig, texts: Sequence[str]) -> dict[str, Callable[[], Policy]]:

@@ -310,7 +310,7 @@ def test_permutation_test_keeps_its_level():
 
 
 def test_mcnemar_is_the_exact_binomial_test():
-    # Agresti, Categorical Data Analysis (2nd ed.), section 10.1: 86 and 150 discordant pairs, P = 3e-5 or so.
+    # Agresti, Categorical Data Analysis (2nd ed.), section 10.1: 86 and 150 discordant pairs, z^2 = 17.4.
     assert mcnemar_p(86, 150) == pytest.approx(3.7e-5, rel=0.1)
     assert mcnemar_p(0, 5) == 2 / 32
     assert mcnemar_p(3, 3) == 1.0
