@@ -55,7 +55,7 @@ class Episode:
     num_format_errors: int = 0
     end_reason: str = ""
     infra_failure: bool = False
-    """The environment or a tool's backend failed: nothing to learn from."""
+    """The environment, a tool's backend or the sampler failed: nothing to learn from."""
     token_texts: Callable[[Sequence[int]], list[str]] | None = field(default=None, repr=False, compare=False)
     """The tokenizer's, for the text of each sampled token in the record; None leaves them out."""
 

@@ -227,7 +227,10 @@ class Rollout:
             # The tag is in the prompt. Without it, reasoning that was never closed would read as an answer.
             text = "<think>" + text
         episode.turns.append(Turn("assistant", text, len(turn.tokens), begin))
-        if not turn.stopped:
+        if turn.error:
+            log.error("a turn failed in the sampler (task seed %d): %s", episode.seed, turn.error)
+            episode.end_reason, episode.infra_failure = "sampler_error", True
+        elif not turn.stopped:
             # Cut by a limit: never parsed, repaired or executed. The tokens stay in the ledger.
             full = len(episode.trajectory.tokens) >= self.engine.capacity
             episode.end_reason = "context" if full else "length"

@@ -34,7 +34,7 @@ from orchestra_jax.serve.answer import Answer, Choice, new_choices
 from orchestra_jax.serve.errors import ApiError
 from orchestra_jax.serve.prompt import Prompt, TurnMemory, build_prompt
 from orchestra_jax.serve.request import ChatRequest, read_chat_request
-from orchestra_jax.serve.sampling import CarefulGrammar, grammar_of, make_requests
+from orchestra_jax.serve.sampling import grammar_of, make_requests
 from orchestra_jax.serve.worker import EngineThread, Event, Turn
 from orchestra_jax.text.chat import ChatFormat
 
@@ -81,11 +81,7 @@ def create_app(service: Service) -> Starlette:
         prompt, grammar = await connected.run(asyncio.to_thread(_prepare, service, memory, asked))
         keys = _keys(service.worker, prompt, numbers, asked.n)
         sampling = _Sampling(service, memory, asked, prompt)
-        sampling.submit(
-            make_requests(
-                asked, prompt, keys, capacity=service.capacity, stop_ids=service.chat.stop_ids, grammar=grammar
-            )
-        )
+        sampling.submit(make_requests(asked, prompt, keys, capacity=service.capacity, grammar=grammar))
         try:
             if asked.stream:
                 first = await connected.run(sampling.next_event())
@@ -168,8 +164,6 @@ class _Sampling:
             turn, event = await self._events.get()
             choice = self._turns[turn]
             delta = choice.take(event)
-            if isinstance(turn.request.grammar, CarefulGrammar) and turn.request.grammar.fault:
-                raise ApiError(500, turn.request.grammar.fault, code="grammar_error")
             if choice.finish_reason:
                 self.service.worker.cancel(turn)  # no more is wanted, if the reader ended it
                 choice.remember(self.memory, self.prompt, turn.request.key)

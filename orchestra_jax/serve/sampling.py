@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import lru_cache
-
-import numpy as np
 
 from orchestra_jax.sampler.engine import Request
 from orchestra_jax.sampler.grammar import TokenGrammar, tool_call_grammar
@@ -24,7 +22,6 @@ def make_requests(
     keys: list[Hashable],
     *,
     capacity: int,
-    stop_ids: Sequence[int],
     grammar: Callable[[], TokenGrammar] | None,
 ) -> list[Request]:
     """A turn for each choice.
@@ -32,7 +29,6 @@ def make_requests(
     Args:
         keys: the engine's key of each choice.
         capacity: the most tokens of a conversation.
-        stop_ids: that end a turn.
         grammar: makes the grammar of a turn, or None.
 
     Raises:
@@ -57,41 +53,10 @@ def make_requests(
             top_p=asked.top_p,
             top_k=asked.top_k,
             stop_texts=asked.stop,
-            grammar=CarefulGrammar(grammar(), stop_ids) if grammar else None,
+            grammar=grammar() if grammar else None,
         )
         for index, key in enumerate(keys)
     ]
-
-
-class CarefulGrammar:
-    """A `TokenGrammar` whose faults end its own turn and not the round, which is everybody's.
-
-    Attributes:
-        fault: what went wrong, or None.
-    """
-
-    def __init__(self, grammar: TokenGrammar, stop_ids: Sequence[int]) -> None:
-        self.fault: str | None = None
-        self._grammar = grammar
-        self._end = np.zeros(max(stop_ids) // 32 + 1, np.uint32)
-        for token in stop_ids:
-            self._end[token >> 5] |= np.uint32(1 << (token & 31))
-
-    def mask(self) -> np.ndarray:
-        """See `TokenGrammar`; after a fault, the stop ids alone."""
-        try:
-            return self._end if self.fault else self._grammar.mask()
-        except ValueError as error:
-            self.fault = str(error)
-            return self._end
-
-    def accept(self, token: int) -> None:
-        """See `TokenGrammar`."""
-        try:
-            if not self.fault:
-                self._grammar.accept(token)
-        except ValueError as error:
-            self.fault = str(error)
 
 
 def trajectory(seed: int | None, choice: int) -> int:

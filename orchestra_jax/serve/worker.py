@@ -239,7 +239,9 @@ class EngineThread:
         done = {sampled.key: sampled for sampled in engine.run()}
         events: list[tuple[Turn, Event]] = []
         for key, turn in self._active.items():
-            if key in done:
+            if key in done and (fault := done[key].error):
+                events.append((turn, Failed(ApiError(500, f"the turn failed: {fault}", code="turn_error"))))
+            elif key in done:
                 events.append((turn, Ended(done[key].tokens[turn.num_sent :], done[key])))
             elif new := engine.partial(key)[turn.num_sent :]:
                 turn.num_sent += len(new)

@@ -33,6 +33,7 @@ _ENDINGS = {
     "format_errors": "no answer: too many turns in a row that cannot be read",
     "tool_errors": "no answer: too many calls failed",
     "env_error": "no answer: the environment failed",
+    "sampler_error": "no answer: the sampler failed at a turn",
     "infra_error": "the environment failed",
     INTERRUPTED: "interrupted",
 }

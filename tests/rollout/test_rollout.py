@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gymnasium as gym
 import jax
@@ -74,6 +75,14 @@ class ScriptedEngine:
         number = self.said[request.key] = self.said.get(request.key, -1) + 1
         tokens, stopped = self.turns[number]
         return SampledTurn(request.key, list(tokens), [-0.5] * len(tokens), [self.version] * len(tokens), stopped)
+
+
+class FailingEngine(ScriptedEngine):
+    """Its second turn fails."""
+
+    def _turn(self, request):
+        turn = super()._turn(request)
+        return replace(turn, stopped=False, error="ValueError: too deep") if self.said[request.key] else turn
 
 
 def script(rollout, chat, turns):
@@ -242,3 +251,13 @@ def test_an_interrupt_in_a_tool_is_the_users(chat, params):
     script(rollout, chat, [render_call(ToolCall("stop", {}))])
     with pytest.raises(KeyboardInterrupt):
         rollout.run(params, [Job(0, 0, 0)], policy_version=0)
+
+
+def test_a_turn_that_fails_in_the_sampler_ends_its_episode_as_infrastructure(chat, params):
+    rollout = build(chat, market, rows=1)
+    ask = render_call(ToolCall("search", {"query": "x"}))
+    rollout.engine = FailingEngine(rollout.engine, chat, [ask, ask])
+    (episode,) = rollout.run(params, [Job(7, 0, 1)], policy_version=0)
+    assert (episode.end_reason, episode.infra_failure) == ("sampler_error", True)
+    assert [turn.role for turn in episode.turns] == ["assistant", "tool", "assistant"]
+    assert rollout.engine.released == [0]

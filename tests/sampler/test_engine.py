@@ -242,8 +242,12 @@ def test_a_cancelled_turn_leaves_room(params):
         (Request("a", [], 4, 0), "a prompt is empty"),
         (Request("a", [1], 0, 0), "limit of a turn must be at least 1"),
         (Request("a", [1] * CAPACITY, 4, 0), f"leaves no room in a slot of {CAPACITY}"),
+        (Request("a", [1, 96], 4, 0), "token ids must be from 0 to 95"),
+        (Request("a", [1, -1], 4, 0), "token ids must be from 0 to 95"),
+        (Request("a", [1], 4, -1), r"trajectory must be from 0 to 2\*\*32 - 1, not -1"),
+        (Request("a", [1], 4, 0, stop_texts=("",)), "stop texts"),
     ],
-    ids=["empty", "limit", "long"],
+    ids=["empty", "limit", "long", "vocabulary", "negative", "trajectory", "stop_text"],
 )
 def test_requests_that_cannot_be_served(params, request_, message):
     with pytest.raises(ValueError, match=message):
@@ -375,6 +379,52 @@ def test_a_grammar_beside_turns_without_one(params):
         np.testing.assert_allclose(logprob, expected[0], atol=1e-4)  # as for the logprobs above
     alone = run_all(make(params), [Request("f", second, 12, 1)])["f"]
     assert turns["f"].tokens == alone.tokens
+
+
+class Breaking(Alternating):
+    """Knows no mask, or takes no token, after the third."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.method = method
+
+    def mask(self):
+        if self.method == "mask" and len(self.accepted) == 3:
+            raise ValueError("too deep")
+        return super().mask()
+
+    def accept(self, token):
+        if self.method == "accept" and len(self.accepted) == 3:
+            raise ValueError("too deep")
+        super().accept(token)
+
+
+@pytest.mark.parametrize("method", ["mask", "accept"])
+def test_a_grammar_that_breaks_ends_its_own_turn(params, method):
+    first, second = prompts(2, seed=5, low=20, high=30)
+    engine = make(params, slots=2)
+    grammar = Breaking(method)
+    turns = run_all(engine, [Request("g", first, 12, 0, 0.8, grammar=grammar), Request("f", second, 12, 1, 0.0)])
+    assert (turns["g"].error, turns["f"].error) == ("ValueError: too deep", None)
+    assert turns["g"].tokens == grammar.accepted
+    assert len(turns["g"].tokens) == len(turns["g"].logprobs) == len(turns["g"].versions) == 3
+    assert_greedy(params, second, turns["f"].tokens)
+    # Its slot is as good as any other, and the conversation can go on.
+    conversation = first + turns["g"].tokens + [7]
+    assert_greedy(params, conversation, run_all(engine, [Request("g", conversation, 6, 0, 0.0)])["g"].tokens)
+
+
+def test_a_token_without_bytes_ends_its_own_turn(params):
+    """A model's vocabulary may be larger than its tokenizer's."""
+    first, second = prompts(2, seed=5, low=20, high=30)
+
+    def token_bytes(token):
+        raise KeyError(token)
+
+    engine = make(params, token_bytes=token_bytes)
+    turns = run_all(engine, [Request("a", first, 8, 0, stop_texts=("x",)), Request("b", second, 8, 1, 0.0)])
+    assert turns["a"].error.startswith("KeyError")
+    assert_greedy(params, second, turns["b"].tokens)
 
 
 # Sampling.

@@ -47,7 +47,7 @@ class ScriptedEngine:
         self.chat, self.say, self.slots, self.steps, self.capacity = chat, say, slots, steps, capacity
         self.round_s = round_s
         self.stats = EngineStats()
-        self.requests, self.cancelled, self.faults = [], [], []
+        self.requests, self.cancelled, self.faults, self.turn_faults = [], [], [], []
         self._queue, self._under_way, self._said = [], {}, {}
 
     @property
@@ -97,7 +97,8 @@ class ScriptedEngine:
             return None
         del self._under_way[key], self._said[key]
         stopped = said[-1] == self.chat.end_id
-        return SampledTurn(key, said, [-0.5] * len(said), [0] * len(said), stopped)
+        error = self.turn_faults.pop() if self.turn_faults else None
+        return SampledTurn(key, said, [-0.5] * len(said), [0] * len(said), stopped, error=error)
 
 
 @contextlib.contextmanager

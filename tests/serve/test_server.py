@@ -485,26 +485,11 @@ def test_without_llguidance_a_required_call_is_refused(monkeypatch):
         assert ask(url, tools=tools, tool_choice="none").choices[0].message.content == "yes"
 
 
-def test_a_grammar_that_breaks_fails_its_request_alone(monkeypatch):
-    pytest.importorskip("llguidance")
-    import serving
-
-    from orchestra_jax.serve.sampling import CarefulGrammar
-
-    class Reading(serving.ScriptedEngine):
-        def submit(self, request):
-            super().submit(request)
-            if request.grammar:
-                request.grammar.mask()
-
-    def broken(self):
-        self.fault = "too deep"
-        return self._end
-
-    monkeypatch.setattr(serving, "ScriptedEngine", Reading)
-    monkeypatch.setattr(CarefulGrammar, "mask", broken)
+def test_a_turn_that_fails_fails_its_request_alone():
+    """The engine ends a turn whose grammar breaks, and no other."""
     with scripted("yes") as (url, engines):
-        with pytest.raises(openai.InternalServerError, match="too deep"):
-            ask(url, tools=TOOLS, tool_choice="required")
+        engines[0].turn_faults.append("ValueError: grammar: too deep")
+        with pytest.raises(openai.InternalServerError, match="the turn failed: ValueError: grammar: too deep"):
+            ask(url)
         assert ask(url).choices[0].message.content == "yes"
         assert len(engines) == 1

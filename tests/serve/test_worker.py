@@ -13,7 +13,6 @@ from serving import ENDLESS, ScriptedEngine, chat_format
 
 from orchestra_jax.sampler.engine import Request
 from orchestra_jax.serve.errors import ApiError
-from orchestra_jax.serve.sampling import CarefulGrammar
 from orchestra_jax.serve.worker import EngineThread, Failed, Progress
 
 
@@ -144,18 +143,3 @@ def test_an_engine_that_breaks_while_it_cancels():
         return len(engines)
 
     assert run(scenario, ENDLESS, round_s=0.01, capacity=10**9) == 2
-
-
-def test_a_grammar_that_breaks_ends_its_own_turn():
-    class Broken:
-        def mask(self):
-            raise ValueError("too deep")
-
-        def accept(self, token):
-            raise ValueError("too deep")
-
-    grammar = CarefulGrammar(Broken(), [3, 70])
-    words = grammar.mask()
-    assert [token for token in range(96) if words[token >> 5] >> (token & 31) & 1] == [3, 70]
-    grammar.accept(70)
-    assert grammar.fault == "too deep"

@@ -314,6 +314,17 @@ def _client(base_url: str, key: str) -> Any:
     return clients[identity]
 
 
+def load_client() -> None:
+    """Imports what requests need, which takes most of a second that an event loop would stand still.
+
+    Where it is not installed nothing happens; the first request says so.
+    """
+    with contextlib.suppress(ImportError):
+        import aiohttp  # noqa: F401
+        import httpx2  # noqa: F401
+        import openai  # noqa: F401
+
+
 def _http_client() -> Any:
     import httpx2
     import openai

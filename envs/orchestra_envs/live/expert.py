@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from orchestra_envs.limits import Limiter, Retry, ToolUnavailableError
-from orchestra_envs.live.chat import ChatError, ChatReply, Endpoint, chat
+from orchestra_envs.live.chat import ChatError, ChatReply, Endpoint, chat, load_client
 from orchestra_envs.prices import PriceTable, as_price, model_price
 from orchestra_envs.tools import CallContext, CallRecord, Price, Tool, ToolArgumentError, ToolResult, canonical_json
 
@@ -99,6 +99,7 @@ def expert_tool(
     if attempt_timeout_s is None:
         attempt_timeout_s = timeout_s
     endpoint = Endpoint(model, base_url, api_key_env, attempt_timeout_s, dict(extra or {}))
+    load_client()
     deadline = _Deadline(timeout_s)
     if sees not in get_args(Sees):
         raise ValueError(f"expert {name!r}: sees must be one of {', '.join(get_args(Sees))}, not {sees!r}")
