@@ -81,14 +81,17 @@ def param_specs(config: ModelConfig) -> dict[str, ParamSpec]:
 
 def init_params(config: ModelConfig, key: jax.Array, dtype: jnp.dtype = jnp.float32) -> Params:
     """Random parameters; each weight draws from its own fold of `key`, so adding one leaves the others as they were."""
-    params = {}
-    for index, (name, spec) in enumerate(param_specs(config).items()):
-        if spec.init_std is None:
-            params[name] = jnp.ones(spec.shape, dtype)
-        else:
-            noise = jax.random.normal(jax.random.fold_in(key, index), spec.shape, jnp.float32)
-            params[name] = (noise * spec.init_std).astype(dtype)
-    return params
+    return {name: init_param(config, name, key, dtype=dtype) for name in param_specs(config)}
+
+
+def init_param(config: ModelConfig, name: str, key: jax.Array, *, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    """One of the weights that `init_params` makes of the same `key`."""
+    specs = param_specs(config)
+    spec = specs[name]
+    if spec.init_std is None:
+        return jnp.ones(spec.shape, dtype)
+    noise = jax.random.normal(jax.random.fold_in(key, list(specs).index(name)), spec.shape, jnp.float32)
+    return (noise * spec.init_std).astype(dtype)
 
 
 def check_params(config: ModelConfig, params: Mapping[str, jax.Array | np.ndarray]) -> None:

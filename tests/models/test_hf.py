@@ -187,18 +187,19 @@ def test_layers_are_ordered_as_numbers(tmp_path: Path) -> None:
 
 def test_parts_of_a_parameter_are_read_alone(tmp_path: Path) -> None:
     """What a host reads of a sharded model: each part equals that part of the whole."""
-    from orchestra_jax.models.hf import _open_tensors, _read_parameter
+    from orchestra_jax.models.hf import open_tensors, _read_parameter
 
     params = random_params(UNTIED)
     save_hf(tmp_path, UNTIED, params)
-    tensors = _open_tensors(tmp_path)
+    tensors = open_tensors(tmp_path)
     for name, spec in param_specs(UNTIED).items():
         for part in (
             tuple(slice(0, n // 2 or 1) for n in spec.shape),
             tuple(slice(n // 2, n) for n in spec.shape),
             (slice(None), *(slice(1, 2) for _ in spec.shape[1:])),
         ):
-            read = _read_parameter(tensors, name, spec.shape, np.dtype("float32"), part)
+            bounds = tuple(p.indices(n)[:2] for p, n in zip(part, spec.shape))
+            read = _read_parameter(tensors, name, np.dtype("float32"), bounds)
             np.testing.assert_array_equal(read, np.asarray(params[name])[part], err_msg=name)
 
 
@@ -522,7 +523,7 @@ def test_a_failed_write_leaves_the_old_model(folder: Path, monkeypatch: pytest.M
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("orchestra_jax.models.hf.save_file", full)
+    monkeypatch.setattr("orchestra_jax.models.hf.write_file", full)
     with pytest.raises(OSError, match="No space left"):
         save_hf(folder, TINY, random_params(TINY, seed=1))
     assert_same(load_hf(folder)[1], random_params(TINY))
