@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 
 # Only light imports here: `orchestra --help` and a mistyped path should not wait for JAX.
 from orchestra_jax.cli.eval import add_eval_flags, run_eval
+from orchestra_jax.cli.experiments import add_experiments_flags, run_experiments
 from orchestra_jax.config import ConfigError, load_config
 
 log = logging.getLogger(__name__)
 
-COMPILING = ("train", "sft", "eval", "solve", "serve")
+COMPILING = ("train", "sft", "eval", "experiments", "solve", "serve")
 """Commands that compile programs worth keeping for the next time."""
 
 
@@ -81,6 +82,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command("eval", run_eval, "compare policies on the same tasks: accuracy, cost, latency, preference")
     add_eval_flags(sub)
 
+    sub = command("experiments", run_experiments, "the paper's experiments in simulation, and a page of their results")
+    add_experiments_flags(sub)
+
     sub = command("solve", _solve, "a trained policy works on your question with live tools, and shows how")
     sub.add_argument("policy", help="a run folder, or a Hugging Face folder (with --tools)")
     sub.add_argument("question", nargs="?", help="your question, in quotes")
@@ -133,9 +137,12 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--output", metavar="DIR", help="folder for the files; default: runs/launch/NAME")
     sub.add_argument("--dry-run", action="store_true", help="print files and commands, write nothing")
 
-    sub = command("convert", _convert, "GGUF file or Hugging Face folder to a Hugging Face folder")
-    sub.add_argument("source")
-    sub.add_argument("destination")
+    sub = command(
+        "convert", _convert, "GGUF file, Hugging Face folder or checkpoint to either of the latter"
+    )
+    sub.add_argument("source", help="also a run folder (its newest checkpoint), or RUN/checkpoints/rl/STEP")
+    sub.add_argument("destination", help="a new folder; a conversion that was cut off goes on")
+    sub.add_argument("--to", choices=["hf", "checkpoint"], default="hf", help="default: a Hugging Face folder")
     sub.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as in the source")
 
     sub = command("envs", _envs, "list the environments and tools, or check one: `orchestra envs orchestra/Market-v0`")
@@ -232,7 +239,7 @@ def _convert(options: argparse.Namespace) -> None:
     from orchestra_jax.models.convert import convert
 
     with _as_user_error():
-        print(convert(options.source, options.destination, dtype=options.dtype))
+        print(convert(options.source, options.destination, dtype=options.dtype, to=options.to))
 
 
 def _envs(options: argparse.Namespace) -> None:

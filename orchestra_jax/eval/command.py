@@ -39,7 +39,7 @@ def evaluate(
     config: RunConfig | None,
     policies: Sequence[str],
     *,
-    suites: Sequence[str] = (),
+    suites: Sequence[str | Suite] = (),
     trials: int = 1,
     concurrency: int = DEFAULT_CONCURRENCY,
     reference: str = REFERENCE_POLICY,
@@ -54,7 +54,8 @@ def evaluate(
       policies: folders in Hugging Face layout or run folders (which mean their `model/`), names of scripted policies
         (random, cheapest, oracle, always:TOOL), and `endpoint:...` (see `orchestra_jax.eval.endpoint`); NAME=POLICY
         names a folder or an endpoint. None: the config's model and its baselines.
-      suites: see `orchestra_jax.eval.suites.read_suites`; none: the tasks of the config's `env` and `eval`.
+      suites: suites themselves, or see `orchestra_jax.eval.suites.read_suites`; none: the tasks of the config's `env`
+        and `eval`.
       trials: episodes of each task.
       concurrency: episodes under way at once of policies that are no weights of ours.
       reference: the policy that preference scores are relative to. `random` takes part if it is the reference, whoever
@@ -79,7 +80,9 @@ def evaluate(
         config = RunConfig(model=ModelSection(preset="market-tiny"), text=TextConfig(tokenizer="market"))
     config = config.model_copy(update={"eval": config.eval or EvalConfig()})
     output = None if json_file is None else _writable(Path(json_file))
-    chosen = read_suites(suites, config) if suites else [own_suite(config)]
+    chosen = [suite for suite in suites if isinstance(suite, Suite)]
+    chosen += read_suites(named, config) if (named := [text for text in suites if isinstance(text, str)]) else []
+    chosen = chosen or [own_suite(config)]
     contenders = _contenders(config, policies, has_config=has_config)
     contenders = _checked(chosen, contenders, reference, key="--policy" if policies else "eval.baselines")
     store = None if out is None else EvalStore(Path(out), _spec(config, chosen, contenders))

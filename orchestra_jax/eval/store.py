@@ -28,6 +28,22 @@ _SYNC_EVERY_S = 1.0
 _SHOWN_DIFFERENCES = 3
 
 
+def read_episodes(folder: Path, suite: str, policy: str) -> list[dict[str, Any]]:
+    """The episodes that a finished evaluation's folder holds of a policy, by task and trial; the last try of each.
+
+    Raises:
+      OSError: there are none.
+    """
+    lines = episodes_file(folder, suite, policy).read_text(encoding="utf-8").splitlines()
+    last = {(record["number"], record["trial"]): record for record in map(json.loads, lines)}
+    return [last[key] for key in sorted(last)]
+
+
+def episodes_file(folder: Path, suite: str, policy: str) -> Path:
+    """Where an evaluation keeps the episodes of a policy."""
+    return folder / "episodes" / _file_name(suite) / f"{_file_name(policy)}.jsonl"
+
+
 class EvalStore:
     """Keeps the episodes of one evaluation; one process at a time.
 
@@ -133,7 +149,7 @@ class EvalStore:
             _write_json(file, merged)
 
     def _file(self, suite: str, policy: str) -> Path:
-        return self.folder / "episodes" / _file_name(suite) / f"{_file_name(policy)}.jsonl"
+        return episodes_file(self.folder, suite, policy)
 
     def _sync(self) -> None:
         for file in self._files.values():

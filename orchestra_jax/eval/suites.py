@@ -122,6 +122,15 @@ def read_suites(texts: Sequence[str], config: RunConfig) -> list[Suite]:
     return [_suite(name, known[name], config) for name in dict.fromkeys(names)]
 
 
+def make_suites(entries: Any, config: RunConfig, where: str) -> list[Suite]:
+    """The suites that a mapping of names describes, as under `suites` in a file.
+
+    Raises:
+      ConfigError: one is wrong; the message starts with `where`.
+    """
+    return [_suite(name, section, config) for name, section in _sections(entries, where).items()]
+
+
 def suite_tasks(suite: Suite) -> list[EvalTask]:
     """The suite's tasks. They depend on nothing but the suite (and on what the environment lists).
 
@@ -188,20 +197,25 @@ def _read_file(file: Path) -> dict[str, SuiteSection]:
         raise ConfigError(f"--suite {file}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--suite {file} is not valid YAML: {' '.join(str(error).split())}") from None
-    entries = content.get("suites") if isinstance(content, Mapping) else None
-    if not isinstance(entries, Mapping) or not entries or len(content) > 1:
+    if not isinstance(content, Mapping) or list(content) != ["suites"]:
         raise ConfigError(f"--suite {file} must hold one key, `suites`, with a mapping of names to suites")
+    return _sections(content["suites"], f"--suite {file}")
+
+
+def _sections(entries: Any, where: str) -> dict[str, SuiteSection]:
+    if not isinstance(entries, Mapping) or not entries:
+        raise ConfigError(f"{where}: `suites` must be a mapping of names to suites")
     sections = {}
     for name, entry in entries.items():
         if not isinstance(name, str) or not name or "/" in name or ":" in name:
-            raise ConfigError(f"--suite {file}: {name!r} cannot be the name of a suite: text without / and :")
+            raise ConfigError(f"{where}: {name!r} cannot be the name of a suite: text without / and :")
         try:
             sections[name] = SuiteSection.model_validate(entry)
         except ValidationError as error:
-            raise ConfigError(f"--suite {file}: {name}: {_explained(error)}") from None
+            raise ConfigError(f"{where}: {name}: {_explained(error)}") from None
         number = sections[name].num_tasks
         if isinstance(number, int) and number < 1:
-            raise ConfigError(f"--suite {file}: {name}: num_tasks must be at least 1, not {number}")
+            raise ConfigError(f"{where}: {name}: num_tasks must be at least 1, not {number}")
     return sections
 
 
