@@ -125,7 +125,7 @@ def write_file(file: Path, tensors: Sequence[NewTensor], values: Iterator[Iterab
         stream.write(len(text).to_bytes(8, "little") + text)
         for blocks in values:
             for block in blocks:
-                stream.write(block.reshape(-1).view(np.uint8))
+                stream.write(block.reshape(-1).view(np.uint8).data)
         if stream.tell() != 8 + len(text) + end:
             raise ValueError(f"{file}: {stream.tell()} bytes were written, not {8 + len(text) + end}")
         stream.flush()

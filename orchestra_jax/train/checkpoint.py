@@ -11,7 +11,9 @@ finished (its newest folder counts even when empty), so a step counts here if an
 which is renamed into place after every other byte has been flushed to disk. A kill at any moment leaves the
 earlier checkpoints as they were.
 
-One process writes a store; a second writer on the same folder is not supported.
+One run writes a store; a second writer on the same folder is not supported. Where the run has several processes, all of
+them call `save`, `restore` and `wait`: each writes and reads its own parts of the arrays, the first one does the rest.
+The folder must be one that all of them see.
 """
 
 import json
@@ -32,11 +34,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
+
+from orchestra_jax.distributed import all_succeeded, from_writer, is_writer, on_writer
 
 MARK_FILE = "COMMITTED.json"
 HOST_STATE_FILE = "host_state.json"
 ARRAYS_FOLDER = "arrays"
 READ_BYTES = 16 * 2**20
+CHUNK_BYTES = 64 * 2**20
+"""Arrays are stored in pieces of at most this, along their first axis if that will do: to read a part of an array, on
+another number of devices or layer by layer, no more than that is read beside it."""
 INCOMPLETE = "ignoring the incomplete checkpoint %s (no valid %s)"
 
 logger = logging.getLogger(__name__)
@@ -98,7 +106,7 @@ class CheckpointStore:
           CheckpointSaveError: this save (with `wait`) or the one before failed in the background.
         """
         self.wait()
-        latest = self.latest_step()
+        latest = from_writer(self.latest_step() if is_writer() else None)
         if step < 0 or (latest is not None and step <= latest):
             raise ValueError(f"step {step} must be at least 0 and above the latest one, {latest}, in {self.directory}")
         leaves = _leaves(arrays)
@@ -108,23 +116,43 @@ class CheckpointStore:
         stored = {leaf.name: leaf.data for leaf in leaves if leaf.data.size}
 
         folder = self._folder(step)
-        if folder.exists():
-            logger.warning("replacing the incomplete checkpoint %s", folder)
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
+
+        def make_room() -> None:
+            if folder.exists():
+                logger.warning("replacing the incomplete checkpoint %s", folder)
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True)
+
+        on_writer(make_room)
         if stored:
-            self._orbax.save(folder / ARRAYS_FOLDER, args=ocp.args.PyTreeSave(stored))
+            pieces = {
+                name: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES, shard_axes=(0,) if leaf.ndim else ())
+                for name, leaf in stored.items()
+            }
+            self._orbax.save(folder / ARRAYS_FOLDER, args=ocp.args.PyTreeSave(stored, save_args=pieces))
         mark = {"format": 1, "step": step, "leaves": [leaf.description for leaf in leaves]}
         self._pending = (step, self._worker.submit(self._finish, folder, state_text, mark))
         if wait:
             self.wait()
 
     def wait(self) -> None:
-        """Return when no save is under way.
+        """Return when no save is under way on any process.
 
         Raises:
           CheckpointSaveError: the last save failed; told once.
+          RuntimeError: it failed on another process.
         """
+        if self._pending is None:
+            return
+        error: CheckpointSaveError | None = None
+        try:
+            self._wait_here()
+        except CheckpointSaveError as failure:
+            error = failure
+        all_succeeded(error, "saving a checkpoint")
+
+    def _wait_here(self) -> None:
+        """`wait` for this process alone."""
         if self._pending is None:
             return
         (step, future), self._pending = self._pending, None
@@ -173,21 +201,49 @@ class CheckpointStore:
           CorruptCheckpointError: a file differs from what was written.
         """
         self.wait()
+        found = from_writer(on_writer(lambda: self._intact(step), "reading a checkpoint"))
+        assert found is not None  # the first process has either read it or failed on all of them
+        mark, host_state = found
+        return self._fill(step, mark, abstract_arrays, allow_extra), host_state
+
+    def _intact(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The mark and the host state of a checkpoint whose every file is as it was written; raises as `restore`."""
         folder = self._folder(step)
         mark = _read_mark(folder, step)
         if mark is None:
             raise CheckpointError(f"no complete checkpoint {folder}; complete steps: {self.steps()}")
         _verify_files(folder, mark["files"])
-        host_state = json.loads((folder / HOST_STATE_FILE).read_text(encoding="utf-8"))
+        return mark, json.loads((folder / HOST_STATE_FILE).read_text(encoding="utf-8"))
+
+    def _fill(self, step: int, mark: dict[str, Any], abstract_arrays: PyTree, allow_extra: bool) -> PyTree:
+        folder = self._folder(step)
         descriptions = {leaf["name"]: leaf for leaf in mark["leaves"]}
         if abstract_arrays is None:
             values = self._read_arrays(folder, descriptions, {})
-            return _nested({name: descriptions[name]["path"] for name in values}, values), host_state
+            return _nested({name: descriptions[name]["path"] for name in values}, values)
         with_paths, treedef = jax.tree_util.tree_flatten_with_path(abstract_arrays)
         targets = {jax.tree_util.keystr(path): leaf for path, leaf in with_paths}
         _check_fit(folder, descriptions, targets, allow_extra)
         values = self._read_arrays(folder, {name: descriptions[name] for name in targets}, targets)
-        return jax.tree_util.tree_unflatten(treedef, [values[name] for name in targets]), host_state
+        return jax.tree_util.tree_unflatten(treedef, [values[name] for name in targets])
+
+    def open(self, step: int) -> "tuple[dict[tuple[str | int, ...], StoredLeaf], dict[str, Any]]":
+        """One checkpoint's arrays, by their paths in the tree, to be read in parts; and its host state.
+
+        For a process that runs alone. Arrays without elements and random keys are left out.
+
+        Raises:
+          CheckpointError: no such complete step.
+          CorruptCheckpointError: a file differs from what was written.
+        """
+        mark, host_state = self._intact(step)
+        base = (self._folder(step) / ARRAYS_FOLDER).as_posix() + "/"
+        leaves = {
+            tuple(leaf["path"]): StoredLeaf(base, leaf["name"], tuple(leaf["shape"]), leaf["dtype"])
+            for leaf in mark["leaves"]
+            if "prng_impl" not in leaf and 0 not in leaf["shape"]
+        }
+        return leaves, host_state
 
     def restore_latest(
         self, abstract_arrays: PyTree = None, *, allow_extra: bool = False
@@ -202,6 +258,13 @@ class CheckpointStore:
           CheckpointError: as `restore`, or every checkpoint is corrupt.
         """
         self.wait()
+        found = from_writer(on_writer(self._newest_intact, "reading a checkpoint"))
+        if found is None:
+            return None
+        step, mark, host_state = found
+        return step, self._fill(step, mark, abstract_arrays, allow_extra), host_state
+
+    def _newest_intact(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
         corrupt = []
         for step in reversed(self._step_folders()):
             folder = self._folder(step)
@@ -210,7 +273,7 @@ class CheckpointStore:
                 logger.warning(INCOMPLETE, folder, MARK_FILE)
                 continue
             try:
-                return (step, *self.restore(step, abstract_arrays, allow_extra=allow_extra))
+                return (step, *self._intact(step))
             except CorruptCheckpointError as error:
                 aside = self.directory / f"{step}.corrupt-{time.time_ns()}"
                 logger.error("%s; moved to %s, trying the checkpoint before it", error, aside)
@@ -221,13 +284,15 @@ class CheckpointStore:
         return None
 
     def close(self) -> None:
-        """Wait for the last save and end the background threads.
+        """Wait for this process' part of the last save and end the background threads.
+
+        Nothing is agreed upon with other processes: one that ends with an error must not wait for them.
 
         Raises:
           CheckpointSaveError: as `wait`.
         """
         try:
-            self.wait()
+            self._wait_here()
         finally:
             self._worker.shutdown()
             self._orbax.close()
@@ -257,7 +322,9 @@ class CheckpointStore:
 
     def _finish(self, folder: Path, state_text: str, mark: dict[str, Any]) -> None:
         """In the background: when Orbax is done, make everything durable, then commit, then prune."""
-        self._orbax.wait_until_finished()
+        self._orbax.wait_until_finished()  # for all processes' parts
+        if not is_writer():
+            return
         (folder / HOST_STATE_FILE).write_text(state_text, encoding="utf-8")
         _commit(folder, mark | {"files": _flush_files(folder)})
         self._prune(mark["step"])
@@ -301,6 +368,22 @@ class CheckpointStore:
                 value = jax.random.wrap_key_data(jnp.asarray(value), impl=descriptions[name]["prng_impl"])
             result[name] = value
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLeaf:
+    """An array of a checkpoint, not read yet."""
+
+    base: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self, row: int | None = None) -> np.ndarray:
+        """Its values, or those of one row of its first axis."""
+        place = {"driver": "ocdbt", "base": f"file://{self.base}", "path": f"{self.name}/"}
+        stored = tensorstore.open({"driver": "zarr", "kvstore": place}, open=True, read=True).result()
+        return (stored if row is None else stored[row]).read().result()
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------
@@ -390,7 +473,7 @@ def _orbax_target(description: Mapping[str, Any], target: Any) -> jax.ShapeDtype
     dtype = jnp.dtype(description["data_dtype" if is_key else "dtype"])
     if target is None or isinstance(target, np.ndarray | np.generic):
         return np.broadcast_to(np.zeros((), dtype), shape)
-    sharding = getattr(target, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = getattr(target, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
