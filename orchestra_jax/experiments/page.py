@@ -174,7 +174,7 @@ def _calibration(routing: Mapping[str, Any] | None) -> Iterator[str]:
     yield (
         "Whom prompted models ask (table 15), put into the market as stand-ins: their costs relative to the "
         "stand-in of Orchestrator-8B, beside the paper's ratios (table 1, with expert tools). Agreement says that "
-        "shares of calls and prices carry over; it says nothing of accuracy. The paper's orchestrators made 8 to 15"
+        "shares of calls and prices carry over; it says nothing of accuracy. The paper's orchestrators made 8 to 16"
         " calls a task, a stand-in makes one, so only the ratios can be compared."
     )
     yield ""
