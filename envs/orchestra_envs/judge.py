@@ -27,6 +27,7 @@ policy. When it cannot be reached or gives no verdict, `JudgeError` is raised, a
 """
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -41,6 +42,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal
 
 from orchestra_envs.limits import Limiter, Retry, ToolUnavailableError
@@ -572,6 +574,7 @@ class Judge:
     def __post_init__(self) -> None:
         self._cache: OrderedDict[str, bool] = OrderedDict()
         self._under_way: dict[str, asyncio.Task[bool]] = {}
+        self._kept_in: Path | None = None
         if self.endpoint is not None and self.price is None:
             self.usage.price_known = self.usage.cost_known = False
 
@@ -604,6 +607,7 @@ class Judge:
     async def _ask_once(self, question: str, truths: Sequence[str], given: str) -> bool:
         """The model's verdict; equal requests share one call, also while it is under way."""
         key = hashlib.sha256(json.dumps([question, list(truths), given]).encode()).hexdigest()
+        self._read_kept()
         if (known := self._cache.get(key)) is not None:
             self._cache.move_to_end(key)
             self.usage.num_cached += 1
@@ -632,10 +636,33 @@ class Judge:
             raise
         finally:
             self._under_way.pop(key, None)
+        self._enter(key, verdict)
+        if self._kept_in is not None:
+            with self._kept_in.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([key, verdict]) + "\n")
+        return verdict
+
+    def _enter(self, key: str, verdict: bool) -> None:
         self._cache[key] = verdict
         if len(self._cache) > MAX_CACHED_VERDICTS:
             self._cache.popitem(last=False)
-        return verdict
+
+    def _read_kept(self) -> None:
+        """Enters what `keep_verdicts` has made known of this model with these settings; once per folder."""
+        file = None if _verdict_folder is None else _verdict_folder / f"{self._identity()}.jsonl"
+        if file == self._kept_in:
+            return
+        self._kept_in = file
+        if file is not None and file.is_file():
+            for line in file.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError):  # a line that was cut: the model will be asked again
+                    key, verdict = json.loads(line)
+                    self._enter(key, bool(verdict))
+
+    def _identity(self) -> str:
+        """A hash of what decides a verdict beside the texts."""
+        settings = [self.endpoint.identity, dict(self.endpoint.extra), self.temperature, self.max_output_tokens]
+        return hashlib.sha256(canonical_json({"judge": settings, "prompt": _SYSTEM + _USER}).encode()).hexdigest()[:16]
 
     def _failed(self, kind: str, message: str) -> None:
         """Counts a failure; each kind is logged the first time, and with its count at 10, 100, ... times."""
@@ -714,6 +741,23 @@ def make_judge(spec: str | Mapping[str, Any] | Judge = "auto") -> Judge:
         if key not in _judges:
             _judges[key] = _new_judge(dict(spec))
         return _judges[key]
+
+
+_verdict_folder: Path | None = None
+
+
+def keep_verdicts(folder: Path | None) -> None:
+    """From now on the language models that judge in this process read verdicts from `folder`, and add theirs to it.
+
+    One file per model and settings, one verdict a line; texts are kept as hashes alone. None: no longer.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    global _verdict_folder
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    _verdict_folder = folder
 
 
 def judge_usage() -> list[tuple[str, JudgeUsage]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_envs.baselines import POLICY_NAMES
+from orchestra_envs.judge import keep_verdicts
 from rich.console import Console
 
 from orchestra_jax.config import ConfigError, EvalConfig, ModelSection, RunConfig, TextConfig
@@ -86,6 +87,7 @@ def evaluate(
     contenders = _contenders(config, policies, has_config=has_config)
     contenders = _checked(chosen, contenders, reference, key="--policy" if policies else "eval.baselines")
     store = None if out is None else EvalStore(Path(out), _spec(config, chosen, contenders))
+    keep_verdicts(None if out is None else Path(out) / "verdicts")
     try:
         evaluation = evaluate_suites(
             chosen,
@@ -104,6 +106,7 @@ def evaluate(
         kept = f"; what was finished is kept in {out}, the same command goes on from it" if out else ""
         raise KeyboardInterrupt(f"interrupted{kept}") from None
     finally:
+        keep_verdicts(None)
         if store:
             store.close()
     if output is not None:

@@ -2,6 +2,7 @@
 
     eval.json                      what was evaluated; the same command goes on, another one is refused
     episodes/SUITE/POLICY.jsonl    one finished episode a line
+    verdicts/                      of language models that judged, so that none is paid for twice
     summary.json                   when all is done
 
 A line is written whole and flushed at once, so that a killed evaluation loses at most the episodes under way; a line

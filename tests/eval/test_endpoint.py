@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from orchestra_envs import judge as judge_module
 
 from orchestra_jax.cli.main import main
 from orchestra_jax.eval.endpoint import read_orchestrator
@@ -258,6 +259,30 @@ def test_trials_differ_and_give_pass_hat_k(evaluate):
     entry = summary["policies"]["boss"]
     assert entry["pass_hat_k"] == [0.5, 0.0]
     assert (entry["accuracy"], entry["num_episodes"], entry["num_tasks"]) == (0.5, 2 * NUM_TASKS, NUM_TASKS)
+
+
+def test_the_verdicts_of_a_judge_are_kept_in_the_folder(tmp_path, capsys):
+    """Two policies give the same doubtful answers; the second, evaluated later, costs no verdict."""
+    (tmp_path / "q.jsonl").write_text("".join(f'{{"question": "Who is {n}?", "answer": "Ada"}}\n' for n in range(6)))
+
+    def judges(body):
+        code = re.search(r"verdict (\w{12})", str(body["messages"]), re.IGNORECASE)[1]
+        return f"VERDICT {code}: correct"
+
+    with OpenAIServer(judges) as judge, OpenAIServer(["Answer: the Countess"]) as boss:
+        spec = {"model": "j", "base_url": judge.base_url, "api_key_env": None, "price": PRICE}
+        kwargs = {"path": str(tmp_path / "q.jsonl"), "judge": spec}
+        suite = {"env": {"id": "orchestra/QA-v0", "kwargs": kwargs}, "num_tasks": "all"}
+        (tmp_path / "s.yaml").write_text(json.dumps({"suites": {"who": suite}}))
+        words = ["eval", "--suite", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out"), "--reference", "none"]
+        for name in ("one", "two"):
+            judge_module._judges.clear()  # as in another process
+            words += ["--policy", f"{name}=endpoint:m@{boss.base_url}"]
+            assert main(words) == 0, capsys.readouterr().err
+            assert len(judge.requests) == 6
+        assert len(boss.requests) == 12
+    policies = json.loads((tmp_path / "out/summary.json").read_text())["policies"]
+    assert [policies[name]["accuracy"] for name in ("one", "two")] == [1.0, 1.0]
 
 
 def test_short_forms(monkeypatch):
