@@ -1,15 +1,19 @@
 """What continuous batching and the kept cache are worth when tools take time.
 
-    python -m benchmarks.multi_turn --json multi_turn.json
+    python -m benchmarks.multi_turn --tunix-python PYTHON --json multi_turn.json
 
-Trajectories of several turns: sample a turn, wait for a tool, append its observation. SmolLM2-135M's shapes with random
-weights; lengths of turns and observations and the tools' seconds are drawn once and are the same for all rows:
+Trajectories of several turns: sample a turn, wait for a tool, append its observation. SmolLM2-135M's shapes
+(`--preset`) with random weights; lengths of turns and observations and the tools' seconds are drawn once and are the
+same for all rows:
 
 * continuous: `sampler.engine`, every trajectory goes on as soon as its tool is done;
 * lock-step: `sampler.sampler`, all turns of a round are sampled, then all tools waited for, at once;
-* full re-prefill: the engine, forgetting a trajectory's cache at each turn, as endpoints without a prefix cache do.
+* full re-prefill: the engine, forgetting a trajectory's cache at each turn, as endpoints without a prefix cache do;
+* tunix: its agentic rollout, every turn a call of its sampler for one row with the whole history
+  (`peers/tunix_worker.py`).
 
-The limit is the wall time of the same tokens without any waiting: the continuous row's sampling alone.
+All take turns, after one run of each that compiles; the median of `--repeats` counts. The limit is the wall time of the
+same tokens without any waiting: the continuous row's sampling alone.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import platform
+import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +31,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from orchestra_jax.models.config import preset
+from benchmarks.peers.peer import Peer, PeerError, start_peers
+from benchmarks.record import machine, shape_of
+from orchestra_jax.models.config import ModelConfig, preset
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.sampler.engine import Engine, Request
 from orchestra_jax.sampler.sampler import Sampler
@@ -117,60 +124,102 @@ def lock_step(sampler: Sampler, params: Any, plan: Plan) -> float:
     return time.perf_counter() - start
 
 
-def measure(trajectories: int, turns: int, slots: int, slowest_s: float) -> dict[str, Any]:
-    """Each variant once to compile, then in turn, twice; the better of the two."""
-    config = preset("smollm2-135m")
+def tunix(peer: Peer, config: ModelConfig, plan: Plan) -> float:
+    """Seconds of Tunix's agentic rollout."""
+    most = int(plan.lengths.max())
+    cache = most + (1 << (plan.capacity - 1).bit_length())  # its prompts are padded to powers of two
+    told = {
+        "prompts": plan.prompts,
+        "lengths": plan.lengths.tolist(),
+        "observations": plan.observations,
+        "tool_s": plan.tool_s.tolist(),
+    }
+    request = {"kind": "agentic", "plan": told, "most": most, "cache": cache, "no_tools": False}
+    return peer.ask(request | {"shape": shape_of(config)})["seconds"]
+
+
+def measure(options: argparse.Namespace, peers: dict[str, Peer]) -> dict[str, Any]:
+    """All variants in turn, `options.repeats` times after one run of each."""
+    config = preset(options.preset)
     params = init_params(config, jax.random.key(0))
-    plan = draw_plan(trajectories, turns, config.vocab_size, slowest_s)
+    trajectories = options.trajectories
+    slots = options.slots or trajectories
+    plan = draw_plan(trajectories, options.turns, config.vocab_size, options.slowest_s)
     engine = Engine(config, slots=slots, capacity=plan.capacity, stop_ids=[NO_STOP], seed=0)
     engine.use(params, 0)
     sampler = Sampler(config, rows=trajectories, capacity=plan.capacity, max_new_tokens=48, stop_ids=[NO_STOP], seed=0)
-    variants = {
+    variants: dict[str, Callable[[], float]] = {
         "continuous": lambda: continuous(engine, plan),
         "lock-step": lambda: lock_step(sampler, params, plan),
         "full re-prefill": lambda: continuous(engine, plan, forget=True),
         "no tools (limit)": lambda: continuous(engine, plan, no_tools=True),
     }
-    for run in variants.values():
-        run()
+    if "tunix" in peers:
+        variants["tunix"] = lambda: tunix(peers["tunix"], config, plan)
     times: dict[str, list[float]] = {name: [] for name in variants}
-    rows = {}
-    for _ in range(2):
+    counted: dict[str, dict[str, Any]] = {}
+    errors: dict[str, str] = {}
+    for turn in range(options.repeats + 1):
         for name, run in variants.items():
-            times[name].append(run())
-            if name != "lock-step":
-                stats = engine.stats
-                rows[name] = {
-                    "sampled_tokens": stats.sampled_tokens,
-                    "prefilled_tokens": stats.prefilled_tokens,
-                    "slot_occupancy": round(stats.occupancy(slots), 3),
+            if name in errors:
+                continue
+            try:
+                seconds = run()
+            except PeerError as error:
+                errors[name] = str(error)
+                continue
+            print(f"{name:18} {seconds:8.2f} s{'' if turn else ' (first run, compiles)'}", flush=True)
+            if turn:
+                times[name].append(seconds)
+            if name not in ("lock-step", "tunix"):
+                counted[name] = {
+                    "sampled_tokens": engine.stats.sampled_tokens,
+                    "prefilled_tokens": engine.stats.prefilled_tokens,
+                    "slot_occupancy": round(engine.stats.occupancy(slots), 3),
+                    "device_idle_share": round(engine.metrics()["sampler/device_idle_share"], 3),
                 }
-    best = {name: min(values) for name, values in times.items()}
-    return {
-        "machine": f"{platform.machine()}, Python {platform.python_version()}, jax {jax.__version__}",
+    wall = {name: statistics.median(values) for name, values in times.items() if values}
+    own = wall["continuous"]
+    result = {
+        "preset": options.preset,
         "trajectories": trajectories,
-        "turns": turns,
+        "turns": options.turns,
         "slots": slots,
-        "slowest_tool_s": slowest_s,
-        "rows": [{"name": name, "wall_s": round(best[name], 2), **rows.get(name, {})} for name in variants],
-        "ratios": {name: round(best[name] / best["continuous"], 2) for name in ("lock-step", "full re-prefill")},
-        "limit_share": round(best["no tools (limit)"] / best["continuous"], 3),
+        "slowest_tool_s": options.slowest_s,
+        "longest_chain_of_tools_s": round(float(plan.tool_s[:, :-1].sum(axis=1).max()), 2),
+        "rows": [{"name": name, "wall_s": round(s, 2), **counted.get(name, {})} for name, s in wall.items()],
+        "ratios": {
+            name: round(s / own, 2) for name, s in wall.items() if name not in ("continuous", "no tools (limit)")
+        },
+        "limit_share": round(wall["no tools (limit)"] / own, 3),
     }
+    return result | ({"errors": errors} if errors else {})
 
 
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tunix-python", metavar="PYTHON", help="of an environment with google-tunix")
+    parser.add_argument("--preset", default="smollm2-135m", help="whose shapes")
     parser.add_argument("--trajectories", type=int, default=64)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--slots", type=int, help="default: as many as trajectories")
-    parser.add_argument("--slowest-s", type=float, default=2.0, help="of the tools")
+    parser.add_argument("--slowest-s", type=float, default=2.0, help="of the tools; the fastest take 0.1 s")
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    result = measure(options.trajectories, options.turns, options.slots or options.trajectories, options.slowest_s)
+    peers, about = start_peers({"tunix": (options.tunix_python, "tunix_worker.py", "--tunix-python")})
+    print(json.dumps(about), flush=True)
+    try:
+        result = {"machine": machine(), "peers": about} | measure(options, peers)
+    finally:
+        for peer in peers.values():
+            peer.close()
     for row in result["rows"]:
         print(f"{row['name']:18} {row['wall_s']:8.2f} s", {k: v for k, v in row.items() if k not in ("name", "wall_s")})
     print("times as long as continuous:", result["ratios"], "share of the limit:", result["limit_share"])
+    if "errors" in result:
+        print("could not be run:", result["errors"])
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 

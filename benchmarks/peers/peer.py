@@ -21,7 +21,7 @@ class Peer:
 
     Args:
         python: the Python of the peer's environment.
-        worker: the file's name.
+        worker: the file, from this folder.
 
     Raises:
         PeerError: it does not start; the text is the end of what it wrote.
@@ -29,7 +29,7 @@ class Peer:
 
     def __init__(self, python: str, worker: str) -> None:
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (open as long as the worker)
-        command = [python, str(Path(__file__).with_name(worker))]
+        command = [python, str(Path(__file__).parent / worker)]
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said, text=True)
