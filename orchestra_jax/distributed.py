@@ -1,26 +1,182 @@
 """Several processes, one run: joining them, and agreeing on what each of them alone knows.
 
-`initialize` must come before JAX is used. Afterwards every process runs the same program. What only one of them can
-know (a file that exists, a signal that came, an episode that it played) goes round by `gather_objects` or `from_writer`
-before anything is decided by it: two processes that decide differently wait for each other for ever. The first process
-is the writer; the others touch no file that all share.
+`join` must come before JAX is used. Afterwards every process runs the same program. What only one of them can know (a
+file that exists, a signal that came, an episode that it played) goes round by `gather_objects` or `from_writer` before
+anything is decided by it: processes that decide differently wait for each other for ever. The first process is the
+writer; the others touch no file that all share.
 """
 
 from __future__ import annotations
 
+import glob
+import importlib.util
+import logging
+import os
 import pickle
-from collections.abc import Callable
-from typing import Any, TypeVar
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
-import jax
 import numpy as np
 
+from orchestra_jax.config import ConfigError
+
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+VARIABLES = ("ORCHESTRA_COORDINATOR", "ORCHESTRA_NUM_PROCESSES", "ORCHESTRA_PROCESS_ID")
+"""Environment variables of an explicit set-up: the first process' HOST:PORT, how many there are, which one this is."""
+
+HEARTBEAT_VARIABLE = "ORCHESTRA_HEARTBEAT_S"
+HEARTBEAT_S = 60
+"""A process that was not heard of for so long is given up, and the run with it."""
+
+JOIN_S = 600
+"""How long processes wait for each other at the start: machines of a pod come up minutes apart."""
+
+LOST_PEER = (
+    "another process of this run failed, was killed or cannot be reached; this one ends too. "
+    "The same command on all hosts goes on from the last checkpoint"
+)
+LOST_PEER_EXIT = 1
+
+
+def join(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> bool:
+    """Joins the processes of a run; to be called before JAX is used.
+
+    Where to find the others is told by the arguments, or else by the environment variables `VARIABLES`, or else by the
+    machine: TPU metadata (several slices included), SLURM, Open MPI, or an indexed Kubernetes job (with the package
+    `kubernetes`). Where none of them speaks of several processes, the run is a single one.
+
+    Returns:
+      Whether there are several processes.
+
+    Raises:
+      ConfigError: the set-up is incomplete or the others cannot be reached.
+    """
+    explicit = _explicit(coordinator, num_processes, process_id, os.environ)
+    if explicit is None and not (found := _cluster(os.environ)):
+        return False
+    jax = _jax()
+    # Collectives between processes on CPU; other platforms have their own.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    heartbeat_s = _heartbeat_s()
+    where: dict[str, Any] = {}
+    if explicit is not None:
+        where = dict(zip(("coordinator_address", "num_processes", "process_id"), explicit, strict=True))
+        where["cluster_detection_method"] = "deactivate"
+    try:
+        jax.distributed.initialize(
+            **where, initialization_timeout=JOIN_S, heartbeat_timeout_seconds=heartbeat_s, shutdown_timeout_seconds=60
+        )
+    except (RuntimeError, ValueError) as error:
+        if explicit is None and found == "TPU" and "should be defined" in str(error):
+            return False  # a TPU machine that knows of no others
+        how = f"coordinator {explicit[0]}" if explicit else found
+        raise ConfigError(f"the processes of the run cannot be joined ({how}): {error}") from None
+    return jax.process_count() > 1
+
+
+def _explicit(
+    coordinator: str | None, num_processes: int | None, process_id: int | None, environment: Mapping[str, str]
+) -> tuple[str, int, int] | None:
+    """Coordinator, number and index of the processes as they were told; None if they were not.
+
+    Raises:
+      ConfigError: a part is missing or is no such thing.
+    """
+    given: list[Any] = [coordinator, num_processes, process_id]
+    values = [environment.get(name) if value is None else value for name, value in zip(VARIABLES, given)]
+    if all(value is None or value == "" for value in values):
+        return None
+    names = ("--coordinator", "--num-processes", "--process-id")
+    if missing := [f"{n} (or {v})" for n, v, value in zip(names, VARIABLES, values) if value in (None, "")]:
+        raise ConfigError(f"a run of several processes needs {' and '.join(missing)} too")
+    address, count, index = values
+    if not re.fullmatch(r"[^\s:]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}", str(address)):
+        raise ConfigError(f"--coordinator {address!r} must be HOST:PORT of the first process")
+    try:
+        count, index = int(count), int(index)
+    except ValueError:
+        raise ConfigError(f"--num-processes {count!r} and --process-id {index!r} must be whole numbers") from None
+    if not 0 <= index < count:
+        raise ConfigError(f"--process-id {index} must be at least 0 and below --num-processes {count}")
+    return str(address), count, index
+
+
+def _cluster(environment: Mapping[str, str]) -> str | None:
+    """Who on this machine knows of other processes: the name of what JAX will ask, or None."""
+    if environment.get("JAX_PLATFORMS", "").split(",")[0] not in ("cpu", "cuda", "gpu"):
+        has_chips = bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
+        if has_chips and importlib.util.find_spec("libtpu") is not None:
+            return "TPU"
+    slurm = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+    if all(name in environment for name in slurm) and environment["SLURM_NTASKS"] not in ("", "1"):
+        return "SLURM"
+    if environment.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
+        return "Open MPI"
+    if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
+        if importlib.util.find_spec("kubernetes") is not None:
+            return "Kubernetes"
+        log.warning(
+            "this is a pod of an indexed Kubernetes job: for several processes set %s, or pip install kubernetes",
+            ", ".join(VARIABLES),
+        )
+    return None
+
+
+def _heartbeat_s() -> int:
+    text = os.environ.get(HEARTBEAT_VARIABLE, str(HEARTBEAT_S))
+    if not re.fullmatch("[1-9][0-9]*", text):
+        raise ConfigError(f"{HEARTBEAT_VARIABLE} must be a whole number of seconds, not {text!r}")
+    return int(text)
+
+
+@contextmanager
+def ends_for_all() -> Iterator[None]:
+    """A part of the program that all processes of a run leave in the same way.
+
+    A mistake of the user's and an interrupt are agreed upon before they are raised. Any other error, where there are
+    several processes, ends this one at once (`give_up`), and thereby the others: their collectives fail, or its
+    heartbeat is missed.
+    """
+    try:
+        yield
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        if _jax().process_count() == 1:
+            raise
+        log.info("the error in full:", exc_info=True)
+        give_up(error)
+
+
+def give_up(error: BaseException) -> NoReturn:
+    """Ends this process at once after an error that concerns all of them; the others are not waited for.
+
+    The ordinary end of a program would wait for the others at a barrier that they may never reach.
+    """
+    text = " ".join(str(error).split())[:300]
+    if not isinstance(error, _jax().errors.JaxRuntimeError) and "Gloo" not in text and "on process" not in text:
+        traceback.print_exception(error)
+    print(f"orchestra: {LOST_PEER} ({type(error).__name__}: {text})", file=sys.stderr, flush=True)
+    os._exit(LOST_PEER_EXIT)
+
+
+def _jax() -> Any:
+    """JAX, imported late: whether there are several processes is known before it is needed."""
+    import jax
+
+    return jax
 
 
 def is_writer() -> bool:
     """Whether this process writes the files of the run."""
-    return jax.process_index() == 0
+    return _jax().process_index() == 0
 
 
 def gather_objects(value: Any) -> list[Any]:
@@ -28,7 +184,7 @@ def gather_objects(value: Any) -> list[Any]:
 
     Values are pickled: they come from processes of the same program.
     """
-    if jax.process_count() == 1:
+    if _jax().process_count() == 1:
         return [value]
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = _allgather(np.array([data.size], np.int64)).reshape(-1)
@@ -49,7 +205,7 @@ def _allgather(values: np.ndarray) -> np.ndarray:
 
 def from_writer(value: T) -> T:
     """The first process' value, on all of them."""
-    if jax.process_count() == 1:
+    if _jax().process_count() == 1:
         return value
     return gather_objects(value if is_writer() else None)[0]
 
@@ -70,15 +226,31 @@ def on_writer(function: Callable[[], T], what: str = "writing") -> T | None:
     return result
 
 
-def all_succeeded(error: BaseException | None, what: str) -> None:
+def all_succeeded(error: Exception | None, what: str) -> None:
     """Raises on all processes if one of them comes with an error; nobody is left waiting.
 
     Raises:
+      ConfigError: another process found a mistake of the user's.
       RuntimeError: another process failed; where this one did, its own error.
     """
-    told = gather_objects(None if error is None else f"{type(error).__name__}: {error}")
+    told = gather_objects(None if error is None else (isinstance(error, ConfigError), f"{error}", type(error).__name__))
     if error is not None:
         raise error
-    for process, text in enumerate(told):
-        if text is not None:
-            raise RuntimeError(f"{what} failed on process {process}: {text}")
+    for process, found in enumerate(told):
+        if found is not None:
+            mistake, text, kind = found
+            if mistake:
+                raise ConfigError(f"process {process}: {text}")
+            raise RuntimeError(f"{what} failed on process {process}: {kind}: {text}")
+
+
+def together(function: Callable[[], T], what: str) -> T:
+    """Runs a function on every process; if it fails on one, all of them raise. See `all_succeeded`."""
+    result: T | None = None
+    error: Exception | None = None
+    try:
+        result = function()
+    except Exception as failure:
+        error = failure
+    all_succeeded(error, what)
+    return result  # type: ignore[return-value]  # there was no error, so there is a result

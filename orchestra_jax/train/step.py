@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orchestra_jax.models.config import ModelConfig
 from orchestra_jax.models.decoder import Params, Remat, hidden_states, param_specs
@@ -253,6 +253,20 @@ def batch_partitions() -> PackedBatch:
     return PackedBatch(**{name: tokens if name in per_token else targets for name in PackedBatch._fields})
 
 
+def _spread(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """An array that all processes have whole, over the devices of all of them."""
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
+def _whole(values: jax.Array) -> np.ndarray:
+    """An array of all processes, on each of them."""
+    if values.is_fully_addressable or values.is_fully_replicated:
+        return np.asarray(values)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(values, tiled=True))
+
+
 def train_step(
     settings: StepSettings,
     optimizer: optax.GradientTransformation,
@@ -289,7 +303,7 @@ def train_step(
     used = np.int32(-(-rows // micro_batch_rows))
     with in_mesh(mesh):
         if mesh is not None:
-            stacked = jax.device_put(stacked, shardings(mesh, batch_partitions()))
+            stacked = PackedBatch(*map(_spread, stacked, shardings(mesh, batch_partitions())))
         state, metrics, logprobs = _train_step(settings, optimizer, state, stacked, used, reference)
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-    return state, values, np.asarray(logprobs).reshape(-1, logprobs.shape[-1])[:rows]
+    return state, values, _whole(logprobs).reshape(-1, logprobs.shape[-1])[:rows]
