@@ -137,12 +137,12 @@ def _contenders(config: RunConfig, policies: Sequence[str], *, has_config: bool)
             endpoints[label] = orchestrator
         elif not _is_scripted(text):
             folders.append(text)
+    loaders = _loaders(config, folders)
     if folders and not has_config:
         raise ConfigError(
             f"--policy {folders[0]}: a policy in a folder needs a CONFIG, which says how its prompts are "
             "written and how long its episodes may be (a run's own config.yaml will do)"
         )
-    loaders = _loaders(config, folders)
     for name in endpoints:
         if name in loaders:
             raise ConfigError(f"--policy: two policies are called {name!r}; tell them apart with NAME=...")

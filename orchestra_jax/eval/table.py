@@ -15,17 +15,22 @@ SECONDS_PER_MINUTE = 60.0
 CENTS_PER_USD = 100.0
 
 _PIPE_WIDTH = 200  # a file or pipe has no width of its own: rows stay on one line
+_WIDE = 150  # narrower terminals get the tool calls in a table of their own
+_SHOWN_TOOLS = 8
 
 
 def print_evaluation(summary: Mapping[str, Any], console: Console | None = None) -> None:
-    """Prints `evaluation_table` to standard output."""
+    """Prints `evaluation_table` to standard output; in a narrow terminal the tool calls below it."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH, file=console.file)
-    console.print(evaluation_table(summary))
+    is_wide = console.width >= _WIDE
+    console.print(evaluation_table(summary, with_tools=is_wide))
+    if not is_wide:
+        console.print(_tools_table(summary))
 
 
-def evaluation_table(summary: Mapping[str, Any]) -> Table:
+def evaluation_table(summary: Mapping[str, Any], *, with_tools: bool = True) -> Table:
     """The table of an evaluation's summary: accuracy in %, cents, minutes, preference, tool calls; 95% intervals.
 
     "vs first" is the accuracy's difference to the first policy of the suite, with a star where the paired permutation
@@ -40,7 +45,8 @@ def evaluation_table(summary: Mapping[str, Any]) -> Table:
     headings = ["accuracy, %", "vs first", *(["pass^k, %"] if with_passes else []), "cost, ¢", "latency, min"]
     for heading in [*headings, *(["preference"] if with_preference else []), "episodes"]:
         table.add_column(heading, justify="right", overflow="fold")
-    table.add_column("tool calls", overflow="fold")
+    if with_tools:
+        table.add_column("tool calls", overflow="fold")
     for suite, part in parts.items():
         if suite:
             table.add_row(Text(suite, style="bold"))
@@ -53,9 +59,18 @@ def evaluation_table(summary: Mapping[str, Any]) -> Table:
                 _with_interval(entry, "latency_s", 1 / SECONDS_PER_MINUTE),
                 *([_with_interval(entry, "preference", 1.0)] if with_preference else []),
                 _episodes(entry),
-                _tools(entry),
+                *([_tools(entry)] if with_tools else []),
             ]
             table.add_row(Text(f"  {name}" if suite else name), *cells)
+    return table
+
+
+def _tools_table(summary: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("policy", no_wrap=True)
+    table.add_column("tool calls per task, and their shares", overflow="fold")
+    for name, entry in summary["policies"].items():
+        table.add_row(Text(name), _tools(entry))
     return table
 
 
@@ -66,8 +81,8 @@ def _caption(summary: Mapping[str, Any], with_passes: bool) -> str:
     return text
 
 
-def _number(value: float, scale: float, decimals: int | None) -> str:
-    return format_significant(value * scale) if decimals is None else f"{value * scale:.{decimals}f}"
+def _number(value: float, scale: float, decimals: int | None, digits: int = 3) -> str:
+    return format_significant(value * scale, digits) if decimals is None else f"{value * scale:.{decimals}f}"
 
 
 def _with_interval(entry: Mapping[str, Any], key: str, scale: float, decimals: int | None = None) -> Text:
@@ -77,7 +92,7 @@ def _with_interval(entry: Mapping[str, Any], key: str, scale: float, decimals: i
     text = Text(_number(value, scale, decimals))
     interval = (entry.get("ci95") or {}).get(key)
     if interval:
-        low, high = (_number(end, scale, decimals) for end in interval)
+        low, high = (_number(end, scale, decimals, digits=2) for end in interval)
         text.append(f" ({low}–{high})", style="dim")
     return text
 
@@ -106,6 +121,8 @@ def _episodes(entry: Mapping[str, Any]) -> Text:
 
 def _tools(entry: Mapping[str, Any]) -> Text:
     shares = sorted(entry.get("tool_shares", {}).items(), key=lambda item: -item[1])
-    shown = [f"{tool} {100 * share:.0f}%" for tool, share in shares if share >= 0.005]
+    shown = [f"{tool} {100 * share:.0f}%" for tool, share in shares[:_SHOWN_TOOLS] if share >= 0.005]
+    if len(shares) > _SHOWN_TOOLS:
+        shown.append(f"{len(shares) - _SHOWN_TOOLS} more")
     calls = sum(entry.get("tools", {}).values())
     return Text(f"{calls:.2f}: {', '.join(shown)}" if shown else "none", style="dim")

@@ -221,6 +221,7 @@ def test_what_must_be_said_without_a_config(config, capsys):
 
     assert "give a CONFIG, or --suite" in error("--policy", "random")
     assert "give --policy, or a CONFIG" in error("--suite", "market")
+    assert "no such folder" in error("--suite", "market", "--policy", "nothing")
     assert "needs a CONFIG" in error("--suite", "market", "--policy", str(config.parent / "first"))
     assert "--trials must be at least 1" in error("--suite", "market", "--policy", "random", "--trials", "0")
     assert "a CONFIG must stand before it" in error("eval.num_tasks=3", "--policy", "random")

@@ -79,7 +79,7 @@ def test_names_choose_among_files_and_what_is_built_in(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("suites: {}", "one key, `suites`"),
+        ("suites: {}", "`suites` must be a mapping"),
         ("{a: 1}", "one key, `suites`"),
         ("suites: {a: {}}", "a: env: Field required"),
         ("suites: {a: {env: {id: x}, num_task: 3}}", "num_task: Extra inputs"),
