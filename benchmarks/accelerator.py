@@ -43,6 +43,8 @@ DATA_SHEETS = {
 }
 """Dense bfloat16 operations and bytes per second, as the makers state them, by a part of the device's name."""
 
+ROOT = Path(__file__).parents[1]
+
 Rows = Iterator[dict[str, Any]]
 
 
@@ -331,7 +333,9 @@ def run_part(name: str, arguments: list[str], limit_s: float) -> tuple[list[dict
         out = Path(folder) / "rows.jsonl"
         command = [sys.executable, "-m", "benchmarks.accelerator", *arguments, "--part", name, "--out", str(out)]
         try:
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=limit_s, errors="replace")
+            done = subprocess.run(
+                command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=limit_s, errors="replace"
+            )
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1][:500]
             why = f"exit code {done.returncode}: {said}" if done.returncode else None
         except subprocess.TimeoutExpired:
@@ -372,14 +376,15 @@ def measure(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]
         if why:
             failed[part] = why
             print(part, "FAILED:", why, flush=True)
-    decode_shares = [row["measured_bandwidth_share"] for row in rows if "measured_bandwidth_share" in row]
+    decoded = [row for row in rows if row["part"] == "decode"]
+    first = decoded[0]["tokens_per_s"] if decoded else 1.0
     return {
         "machine": known.get("machine", "not known: the part `peaks` failed"),
         "preset": options.preset,
         "peaks": known,
         "rows": rows,
-        "ratios": {f"decode {row['rows']} rows": row["tokens_per_s"] for row in rows if row["part"] == "decode"},
-        "limit_share": max(decode_shares, default=None),
+        "ratios": {f"decode, {row['rows']} rows": round(row["tokens_per_s"] / first, 2) for row in decoded},
+        "limit_share": max((row["measured_bandwidth_share"] for row in decoded if known), default=None),
         "failed": failed,
     }
 

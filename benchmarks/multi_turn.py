@@ -38,8 +38,6 @@ from orchestra_jax.models.decoder import init_params
 from orchestra_jax.sampler.engine import Engine, Request
 from orchestra_jax.sampler.sampler import Sampler
 
-NO_STOP = 0  # random weights never sample it on purpose; turns end at their drawn lengths
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -145,9 +143,10 @@ def measure(options: argparse.Namespace, peers: dict[str, Peer]) -> dict[str, An
     trajectories = options.trajectories
     slots = options.slots or trajectories
     plan = draw_plan(trajectories, options.turns, config.vocab_size, options.slowest_s)
-    engine = Engine(config, slots=slots, capacity=plan.capacity, stop_ids=[NO_STOP], seed=0)
+    no_stop = [config.vocab_size]  # never sampled: turns end at their drawn lengths
+    engine = Engine(config, slots=slots, capacity=plan.capacity, stop_ids=no_stop, seed=0)
     engine.use(params, 0)
-    sampler = Sampler(config, rows=trajectories, capacity=plan.capacity, max_new_tokens=48, stop_ids=[NO_STOP], seed=0)
+    sampler = Sampler(config, rows=trajectories, capacity=plan.capacity, max_new_tokens=48, stop_ids=no_stop, seed=0)
     variants: dict[str, Callable[[], float]] = {
         "continuous": lambda: continuous(engine, plan),
         "lock-step": lambda: lock_step(sampler, params, plan),

@@ -120,9 +120,11 @@ def compare(runs: dict[str, Callable[[], float]], repeats: int) -> tuple[dict[st
             if name in errors:
                 continue
             try:
-                times.setdefault(name if turn else f"{name} first", []).append(run())
+                seconds = run()
             except PeerError as error:
                 errors[name] = str(error)
+                continue
+            times.setdefault(name if turn else f"{name} first", []).append(seconds)
         seen.append(limits())
     return times, errors, {key: statistics.median(found[key] for found in seen) for key in seen[0]}
 
