@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -272,11 +275,41 @@ def evaluate_policy(
         for job in jobs
     ]
 
-    def watch(number: int, episode: Episode) -> None:
-        if episode.end_reason:
-            on_record(_record(jobs[number], episode))
+    with _signals_wait() as received:
 
-    rollout.run(params, numbered, policy_version=0, watch=watch)
+        def watch(number: int, episode: Episode) -> None:
+            if episode.end_reason:
+                on_record(_record(jobs[number], episode))
+            if received:
+                raise KeyboardInterrupt
+
+        rollout.run(params, numbered, policy_version=0, watch=watch)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[list[int]]:
+    """A list that the first SIGINT or SIGTERM is put into; a second one interrupts at once.
+
+    An interrupt in the midst of a call into the device's runtime can bring the process down when it exits.
+    """
+    received: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # signals are none of this thread's business
+        return
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if received:
+        raise KeyboardInterrupt  # it came too late for anyone to look into the list
 
 
 def _record(job: EvalJob, episode: Episode) -> Record:

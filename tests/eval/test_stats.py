@@ -349,3 +349,18 @@ def test_summarize_tells_shares_of_calls_and_ends():
     entry = summarize(records)
     assert entry["tool_shares"] == {"gpt-5": 0.25, "search": 0.75}
     assert entry["end_reasons"] == {"answered": 1, "max_turns": 1}
+
+
+def test_preference_scores_are_in_cents_and_minutes():
+    # The reference case "positive magnitudes": 2 / 1 + 1 / 1 + 20 / 5 + 0.5 * 5 / 2 = 8.25.
+    def record(tools, outcome, cost_usd, latency_s):
+        weights = {"t1": 1.0, "t2": 0.0, "outcome": 1.0, "cost": 1.0, "latency": 0.5}
+        numbers = {"outcome": outcome, "cost_usd": cost_usd, "latency_s": latency_s}
+        return {"seed": 1, "trial": 0, "tool_counts": tools, "weights": weights, **numbers}
+
+    records = [record({"t1": 2}, 1.0, 0.05, 120.0)]
+    add_preference_scores(records, [record({"t1": 1, "t2": 3}, 0.0, 0.20, 300.0)])
+    assert records[0]["preference"] == pytest.approx(8.25)
+    other_trial = [{**records[0], "trial": 1}]
+    add_preference_scores(other_trial, records)
+    assert other_trial[0]["preference"] is None
