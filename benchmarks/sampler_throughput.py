@@ -137,7 +137,7 @@ def row_of(name: str, tokens: int, times: dict[str, list[float]], errors: dict[s
         "work": name,
         "tokens": tokens,
         "tokens_per_s": {key: round(tokens / s, 1) for key, s in seconds.items()},
-        "ratios": {k: round(s / own, 2) for k, s in seconds.items() if not k.startswith("ours") and "first" not in k},
+        "ratios": {k: round(s / own, 2) for k, s in seconds.items() if k != "ours float32" and "first" not in k},
         "spread": {key: round(max(v) / min(v), 2) for key, v in times.items() if len(v) > 1},
     }
     return row | ({"errors": errors} if errors else {})
@@ -164,10 +164,13 @@ def static_batches(work: Work, size: int) -> list[Work]:
     return [([work[0][i] for i in part], [work[1][i] for i in part]) for part in parts]
 
 
-def runs_of(engine: Engine, work: Work, batches: list[Work], peers: dict[str, Peer]) -> dict[str, Callable[[], float]]:
-    """What takes turns."""
+def runs_of(
+    engines: dict[str, Engine], work: Work, batches: list[Work], peers: dict[str, Peer]
+) -> dict[str, Callable[[], float]]:
+    """What takes turns: our engines, by the dtype of their weights, and the peers."""
+    engine = engines["float32"]
     shape = shape_of(engine.config)
-    runs: dict[str, Callable[[], float]] = {"ours float32": lambda: ours(engine, work)}
+    runs: dict[str, Callable[[], float]] = {f"ours {name}": partial(ours, one, work) for name, one in engines.items()}
     if "hf" in peers:
         for dtype in ("float32", "bfloat16"):
             runs[f"hf {dtype}"] = partial(theirs, peers["hf"], batches, dtype=dtype, shape=shape)
@@ -184,13 +187,18 @@ def measure(options: argparse.Namespace, peers: dict[str, Peer]) -> list[dict[st
     results = []
 
     def add(name: str, slots: int, capacity: int, work: Work, batches: list[Work]) -> None:
-        engine = Engine(config, slots=slots, capacity=capacity, stop_ids=[config.vocab_size], seed=0)
-        engine.use(params, 0)
-        times, errors, found = compare(runs_of(engine, work, batches, peers), options.repeats)
+        engines = {}
+        for dtype in options.dtypes:
+            no_stop = [config.vocab_size]  # never sampled
+            engines[dtype] = Engine(
+                config, slots=slots, capacity=capacity, stop_ids=no_stop, seed=0, dtype=dtype, weights_dtype=dtype
+            )
+            engines[dtype].use(params, 0)
+        times, errors, found = compare(runs_of(engines, work, batches, peers), options.repeats)
         row = row_of(name, sum(work[1]), times, errors) | {"limits": found}
         limit = limit_tokens_per_s(config, work, found)
         row["limit_share"] = round(row["tokens_per_s"]["ours float32"] / limit, 2)
-        row["sampler"] = {key: round(value, 3) for key, value in engine.metrics().items()}
+        row["sampler"] = {key: round(value, 3) for key, value in engines["float32"].metrics().items()}
         results.append(row)
         print(json.dumps(row), flush=True)
 
@@ -211,9 +219,11 @@ def main() -> None:
     parser.add_argument("--preset", default="smollm2-135m", help="whose shapes (tied Llama shapes where peers run)")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 64])
     parser.add_argument("--ragged", type=int, metavar="N", help="measure ragged work of N prompts too")
+    parser.add_argument("--bfloat16", action="store_true", help="measure ours in bfloat16 too")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
+    options.dtypes = ["float32", "bfloat16"] if options.bfloat16 else ["float32"]
     peers, about = start_peers(
         {
             "hf": (options.hf_python, "hf_worker.py", "--hf-python"),
