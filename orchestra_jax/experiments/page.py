@@ -254,6 +254,12 @@ def _experiment(experiment: Experiment, summaries: Mapping[int, Any], folder: Pa
         yield ""
         yield "**Not run.**"
         return
+    many = len(experiment.suites) >= _MANY_SUITES
+    if many:
+        yield ""
+        yield from _suites_overview(experiment, summary)
+        yield ""
+        yield "<details><summary>Every suite with intervals, latency, preference and calls</summary>"
     for suite in experiment.suites:
         part = summary["suites"].get(suite.name)
         yield ""
@@ -267,11 +273,30 @@ def _experiment(experiment: Experiment, summaries: Mapping[int, Any], folder: Pa
         if more := {seed: other for seed, other in more.items() if other}:
             yield ""
             yield from _other_seeds(experiment, {seeds[0]: part, **more})
+    if many:
+        yield ""
+        yield "</details>"
     for kind in experiment.breakdowns:
         for suite in experiment.suites:
             if suite.name in summary["suites"]:
                 yield ""
                 yield from _breakdown(kind, suite.name, list(summary["suites"][suite.name]["policies"]), folder)
+
+
+_MANY_SUITES = 3  # from so many on, a table of all suites comes first and the details are folded
+
+
+def _suites_overview(experiment: Experiment, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Accuracy and cost of every policy in every suite."""
+    parts = {s.name: summary["suites"][s.name]["policies"] for s in experiment.suites if s.name in summary["suites"]}
+    yield "Accuracy in %, and cost in cents, by suite:"
+    yield ""
+    yield f"| policy | {' | '.join(f'`{name}`' for name in parts)} |"
+    yield f"|---|{'---|' * len(parts)}"
+    for policy in next(iter(parts.values())):
+        entries = [part[policy] for part in parts.values()]
+        cells = [f"{100 * e['accuracy']:.1f}, {format_significant(CENTS_PER_USD * e['cost_usd'])}" for e in entries]
+        yield f"| `{policy}` | {' | '.join(cells)} |"
 
 
 def _other_seeds(experiment: Experiment, parts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
