@@ -12,8 +12,6 @@ from orchestra_envs.toolbox import refuse_secrets
 
 from orchestra_jax.config import ConfigError, RunConfig
 
-OBJECT_STORES = ("gs://", "s3://")
-
 DEFAULT_KEYS = {"expert": "OPENAI_API_KEY", "web_search": "TAVILY_API_KEY"}
 """Environment variables that tools of these kinds read where `api_key_env` is left out."""
 
@@ -22,9 +20,7 @@ HOSTED_KEYS = ("price", "latency_s", "timeout_s", "max_output_chars", "max_concu
 
 
 def is_shared(path: str, mount_path: str | None) -> bool:
-    """Whether all hosts see the same thing at `path`: an object store, or below the path that they share."""
-    if path.startswith(OBJECT_STORES):
-        return True
+    """Whether all hosts see the same thing at `path`: it is below the path that they share."""
     return mount_path is not None and PurePosixPath(path).is_relative_to(mount_path)
 
 

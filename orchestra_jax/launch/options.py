@@ -99,6 +99,11 @@ def mount_of(options: LaunchOptions) -> tuple[str, str | None]:
 
 def check_output(config: RunConfig, options: LaunchOptions, mount_path: str | None) -> None:
     """ConfigError if the run's folder would be lost with a container, or be another one on each host."""
+    if "://" in config.output_dir:
+        raise ConfigError(
+            f"output_dir {config.output_dir!r}: a run's folder must lie in a file system that all hosts share: give a "
+            f"folder below a mount (the bucket's, if you like) and --mount {_MOUNT_FORMS[options.target]}"
+        )
     is_one_node = options.target == "slurm" and options.num_slices == 1
     if is_one_node or is_shared(config.output_dir, mount_path):
         return
@@ -108,6 +113,6 @@ def check_output(config: RunConfig, options: LaunchOptions, mount_path: str | No
         else "a container's disk is lost with it, and no other host sees it"
     )
     raise ConfigError(
-        f"output_dir {config.output_dir!r} is a local path, but {why}: give output_dir=gs://BUCKET/RUN, or a folder on "
-        f"what all hosts share and --mount {_MOUNT_FORMS[options.target]}"
+        f"output_dir {config.output_dir!r} is a local path, but {why}: give a folder on what all "
+        f"hosts share and --mount {_MOUNT_FORMS[options.target]}"
     )

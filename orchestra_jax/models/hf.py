@@ -111,6 +111,8 @@ def read_config(folder: str | Path) -> ModelConfig:
     Raises:
       ValueError: no such folder, no config.json, or one that cannot be used; see `config_from_hf`.
     """
+    if "://" in str(folder):
+        raise ValueError(f"{folder}: weights are read from a file system; mount the bucket, or copy them")
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")

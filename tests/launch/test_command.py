@@ -14,12 +14,12 @@ from orchestra_jax.config import ConfigError
 from orchestra_jax.launch import TARGETS
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
-GKE = {"target": "gke", "topology": "v5p:2x2x2", "image": "r.dev/p/orchestra:1"}
+GKE = {"target": "gke", "topology": "v5p:2x2x2", "image": "r.dev/p/orchestra:1", "mount": "claim:/mnt/b"}
 
 
 def test_a_dry_run_prints_files_and_commands_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    launch(QUICKSTART, ["output_dir=gs://b/r"], **GKE, dry_run=True)
+    launch(QUICKSTART, ["output_dir=/mnt/b/r"], **GKE, dry_run=True)
     printed = capsys.readouterr().out
     assert [line for line in printed.splitlines() if line.startswith("==> ")] == [
         f"==> {name} <=="
@@ -31,7 +31,7 @@ def test_a_dry_run_prints_files_and_commands_and_writes_nothing(tmp_path, monkey
 
 def test_files_are_written_and_the_commands_printed(tmp_path, capsys):
     folder = tmp_path / "out dir"
-    launch(QUICKSTART, ["output_dir=gs://b/r"], **GKE, name="night", output=str(folder))
+    launch(QUICKSTART, ["output_dir=/mnt/b/r"], **GKE, name="night", output=str(folder))
     printed = capsys.readouterr()
     assert printed.out == (folder / "commands.sh").read_text()
     assert f"kubectl apply -f '{folder}'/jobset.yaml" in printed.out
@@ -39,15 +39,15 @@ def test_files_are_written_and_the_commands_printed(tmp_path, capsys):
     manifest = list(yaml.safe_load_all((folder / "jobset.yaml").read_text()))[1]
     assert manifest["metadata"]["name"] == "night"
     # Again over what is there.
-    launch(QUICKSTART, ["output_dir=gs://b/r2"], **GKE, name="night", output=str(folder))
-    assert "gs://b/r2" in (folder / "config.yaml").read_text()
+    launch(QUICKSTART, ["output_dir=/mnt/b/r2"], **GKE, name="night", output=str(folder))
+    assert "/mnt/b/r2" in (folder / "config.yaml").read_text()
 
 
 def test_names_come_from_the_config_file(tmp_path, capsys):
     for file, name in (("Qwen3_8B.v2.yaml", "qwen3-8b-v2"), ("8b.yaml", "run-8b"), ("x" * 60 + ".yaml", "x" * 40)):
         config = tmp_path / file
         config.write_text(Path(QUICKSTART).read_text())
-        launch(str(config), ["output_dir=gs://b/r"], **GKE, dry_run=True)
+        launch(str(config), ["output_dir=/mnt/b/r"], **GKE, dry_run=True)
         assert f"\n  name: {name}\n" in capsys.readouterr().out
 
 
@@ -60,7 +60,7 @@ def test_a_mistake_writes_nothing(tmp_path):
     assert not folder.exists()
     folder.write_text("a file")
     with pytest.raises(ConfigError, match="--output"):
-        launch(QUICKSTART, ["output_dir=gs://b/r"], **GKE, output=str(folder))
+        launch(QUICKSTART, ["output_dir=/mnt/b/r"], **GKE, output=str(folder))
 
 
 def test_the_commands_of_the_page_render(tmp_path, monkeypatch, capsys):

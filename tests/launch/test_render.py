@@ -165,8 +165,8 @@ def test_preemption_restarts_for_nothing_a_mistake_ends_and_a_crash_counts():
 
 
 def test_the_machines_get_the_config_that_was_given_with_its_overrides(tmp_path):
-    config = load_config(CONFIGS[0], ["output_dir=gs://bucket/run", "train.steps=7"])
-    launch = render(config, options("gke", mount=None))
+    config = load_config(CONFIGS[0], ["output_dir=/mnt/shared/run", "train.steps=7"])
+    launch = render(config, options("gke", mount="claim:/mnt/shared"))
     in_manifest = next(part for part in documents(launch) if part["kind"] == "ConfigMap")["data"]["config.yaml"]
     (tmp_path / "config.yaml").write_text(in_manifest)
     assert load_config(tmp_path / "config.yaml") == config
@@ -243,9 +243,9 @@ def test_a_key_in_the_config_is_refused_and_not_shown(tool, message):
 
 
 def test_a_market_needs_no_keys_and_no_environment_hosts():
-    launch = render(load_config(CONFIGS[0], ["output_dir=gs://b/r"]), options("gke", mount=None))
+    launch = render(load_config(CONFIGS[0], ["output_dir=/mnt/shared/r"]), options("gke", mount="claim:/mnt/shared"))
     assert "secret" not in launch.files["commands.sh"]
-    assert "env" not in pod_of(launch)["containers"][0]
+    assert [entry["name"] for entry in pod_of(launch)["containers"][0]["env"]] == ["JAX_COMPILATION_CACHE_DIR"]
     assert "initContainers" not in pod_of(launch)
 
 
@@ -342,9 +342,7 @@ def test_what_cannot_be_launched_is_refused_in_words(target, changes, message):
         ("gke", "runs/x", None, 1, False),
         ("gke", "/mnt/sharedish/x", "claim:/mnt/shared", 1, False),
         ("gke", "/mnt/shared/x", "claim:/mnt/shared", 1, True),
-        ("gke", "gs://bucket/x", None, 2, True),
         ("tpu-vm", "runs/x", None, 1, False),
-        ("tpu-vm", "s3://bucket/x", None, 1, True),
         ("slurm", "runs/x", None, 1, True),
         ("slurm", "runs/x", None, 2, False),
         ("slurm", "/mnt/shared/x", "/mnt/shared", 2, True),
@@ -356,8 +354,15 @@ def test_the_run_folder_must_be_one_that_all_hosts_share(target, output_dir, mou
     if fits:
         render(config, given)
     else:
-        with pytest.raises(ConfigError, match=r"output_dir .* is a local path.*gs://BUCKET/RUN.*--mount"):
+        with pytest.raises(ConfigError, match=r"output_dir .* is a local path.*--mount"):
             render(config, given)
+
+
+@pytest.mark.parametrize("output_dir", ["gs://bucket/x", "s3://bucket/x"])
+def test_an_object_store_is_no_run_folder(output_dir):
+    config = tool_config([]).model_copy(update={"output_dir": output_dir})
+    with pytest.raises(ConfigError, match=r"output_dir '..?://bucket/x': .*file system.*--mount CLAIM:/path"):
+        render(config, options("gke"))
 
 
 def test_xpk_does_not_get_keys_in_plain_text():
