@@ -8,16 +8,20 @@ writer; the others touch no file that all share.
 
 from __future__ import annotations
 
+import atexit
 import glob
 import importlib.util
+import itertools
 import logging
 import os
 import pickle
 import re
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -37,6 +41,9 @@ HEARTBEAT_S = 60
 
 JOIN_S = 600
 """How long processes wait for each other at the start: machines of a pod come up minutes apart."""
+
+ALIVE_KEYS = "orchestra/alive"
+ENDED = "ended"
 
 LOST_PEER = (
     "another process of this run failed, was killed or cannot be reached; this one ends too. "
@@ -71,14 +78,67 @@ def join(coordinator: str | None = None, num_processes: int | None = None, proce
         where["cluster_detection_method"] = "deactivate"
     try:
         jax.distributed.initialize(
-            **where, initialization_timeout=JOIN_S, heartbeat_timeout_seconds=heartbeat_s, shutdown_timeout_seconds=60
+            **where,
+            initialization_timeout=JOIN_S,
+            # After ours, whose message says what to do; JAX's ends the process with a stack trace.
+            heartbeat_timeout_seconds=heartbeat_s + 15,
+            shutdown_timeout_seconds=60,
         )
     except (RuntimeError, ValueError) as error:
         if explicit is None and found == "TPU" and "should be defined" in str(error):
             return False  # a TPU machine that knows of no others
         how = f"coordinator {explicit[0]}" if explicit else found
         raise ConfigError(f"the processes of the run cannot be joined ({how}): {error}") from None
-    return jax.process_count() > 1
+    if jax.process_count() == 1:
+        return False
+    _watch(heartbeat_s)
+    return True
+
+
+def _watch(heartbeat_s: int) -> None:
+    """Starts a thread that ends this process if another one is not heard of for `heartbeat_s`.
+
+    Needed where no collective is under way that would fail: while episodes wait for tools, say. The processes tell each
+    other that they live through JAX's coordination service.
+    """
+    from jax._src import distributed as jax_distributed  # its client has no public name
+
+    client, me = jax_distributed.global_state.client, _jax().process_index()
+    if client is None or not hasattr(client, "key_value_dir_get"):
+        return
+    ended = threading.Event()
+
+    def tell(text: str) -> None:
+        client.key_value_set(f"{ALIVE_KEYS}/{me}", text, allow_overwrite=True)
+
+    def watch() -> None:
+        seen: dict[str, tuple[str, float]] = {}
+        for beat in itertools.count():
+            try:
+                tell(str(beat))
+                told = client.key_value_dir_get(ALIVE_KEYS)
+            except Exception as error:  # whatever it is, the others cannot be heard any more
+                if ended.is_set():
+                    return
+                give_up(RuntimeError(f"the first process cannot be reached: {error}"))
+            now = time.monotonic()
+            for key, text in told:
+                if text != seen.get(key, ("", 0.0))[0]:
+                    seen[key] = (text, now)
+                elif text != ENDED and now - seen[key][1] > heartbeat_s and not ended.is_set():
+                    process = key.rpartition("/")[2]
+                    give_up(RuntimeError(f"nothing was heard of process {process} for {heartbeat_s} s"))
+            if ended.wait(heartbeat_s / 6):
+                return
+
+    def end() -> None:
+        ended.set()
+        with suppress(Exception):
+            tell(ENDED)
+
+    # Before JAX's own end, which is registered already: the last registered comes first.
+    atexit.register(end)
+    threading.Thread(target=watch, name="watch-processes", daemon=True).start()
 
 
 def _explicit(
@@ -161,9 +221,12 @@ def give_up(error: BaseException) -> NoReturn:
     The ordinary end of a program would wait for the others at a barrier that they may never reach.
     """
     text = " ".join(str(error).split())[:300]
-    if not isinstance(error, _jax().errors.JaxRuntimeError) and "Gloo" not in text and "on process" not in text:
+    if not isinstance(error, _jax().errors.JaxRuntimeError) and not re.search("Gloo|process", text):
         traceback.print_exception(error)
     print(f"orchestra: {LOST_PEER} ({type(error).__name__}: {text})", file=sys.stderr, flush=True)
+    if is_writer():
+        # JAX's coordination service lives here: the others are to find out themselves before it is gone.
+        time.sleep(_heartbeat_s() / 6 + 2)
     os._exit(LOST_PEER_EXIT)
 
 

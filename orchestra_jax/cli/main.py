@@ -71,13 +71,23 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("config", help="YAML config, for example configs/quickstart.yaml")
         sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="replace a value of the config")
 
+    def add_processes(sub: argparse.ArgumentParser) -> None:
+        # TPU pods, SLURM and Kubernetes tell all this themselves (`distributed.join`).
+        sub.add_argument(
+            "--coordinator", metavar="HOST:PORT", help="several processes: where the first one can be reached"
+        )
+        sub.add_argument("--num-processes", type=int, metavar="N", help="how many there are")
+        sub.add_argument("--process-id", type=int, metavar="I", help="which one this is, from 0")
+
     sub = command("train", _train, "warm start, reinforcement learning, evaluation and report; resumes what was begun")
     add_config(sub)
     sub.add_argument("--overwrite", action="store_true", help="delete the run that output_dir holds and start anew")
+    add_processes(sub)
 
     sub = command("sft", _sft, "the supervised warm start alone")
     add_config(sub)
     sub.add_argument("--overwrite", action="store_true", help="delete the run that output_dir holds and start anew")
+    add_processes(sub)
 
     sub = command("eval", run_eval, "compare policies on the same tasks: accuracy, cost, latency, preference")
     add_eval_flags(sub)
@@ -137,9 +147,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--output", metavar="DIR", help="folder for the files; default: runs/launch/NAME")
     sub.add_argument("--dry-run", action="store_true", help="print files and commands, write nothing")
 
-    sub = command(
-        "convert", _convert, "GGUF file, Hugging Face folder or checkpoint to either of the latter"
-    )
+    sub = command("convert", _convert, "GGUF file, Hugging Face folder or checkpoint to either of the latter")
     sub.add_argument("source", help="also a run folder (its newest checkpoint), or RUN/checkpoints/rl/STEP")
     sub.add_argument("destination", help="a new folder; a conversion that was cut off goes on")
     sub.add_argument("--to", choices=["hf", "checkpoint"], default="hf", help="default: a Hugging Face folder")
@@ -167,8 +175,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _join(options: argparse.Namespace) -> None:
+    from orchestra_jax.distributed import join
+
+    join(options.coordinator, options.num_processes, options.process_id)
+
+
 def _train(options: argparse.Namespace) -> None:
     config = load_config(options.config, options.overrides)
+    _join(options)
     from orchestra_jax.train.run import train
 
     train(config, overwrite=options.overwrite)
@@ -176,6 +191,7 @@ def _train(options: argparse.Namespace) -> None:
 
 def _sft(options: argparse.Namespace) -> None:
     config = load_config(options.config, options.overrides)
+    _join(options)
     from orchestra_jax.train.run import sft
 
     print(sft(config, overwrite=options.overwrite))

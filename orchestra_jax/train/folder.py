@@ -93,6 +93,11 @@ def find_run(config: RunConfig, *, overwrite: bool) -> RunFolder:
     Raises:
       ConfigError: the folder holds another run, or something else, or cannot be read.
     """
+    if "://" in config.output_dir:
+        raise ConfigError(
+            f"output_dir {config.output_dir}: a run's folder must lie in a file system (that all hosts share); mount "
+            "the bucket and give a folder below the mount"
+        )
     folder = RunFolder(Path(config.output_dir))
     try:
         if not folder.path.exists():

@@ -14,6 +14,29 @@ from tensorboardX import SummaryWriter
 METRICS_FILE = "metrics.jsonl"
 
 
+class NoMetrics:
+    """What processes that write nothing have in a `MetricsWriter`'s place."""
+
+    def __enter__(self) -> NoMetrics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def flush(self) -> int:
+        """Nothing; 0."""
+        return 0
+
+    def truncate(self, num_bytes: int) -> None:
+        """Nothing."""
+
+    def drop_phase(self, phase: str) -> None:
+        """Nothing."""
+
+
 class MetricsWriter:
     """Appends one JSON object per step to metrics.jsonl, and the same numbers to TensorBoard.
 
@@ -69,3 +92,6 @@ class MetricsWriter:
                 break
             length += len(line)
         self.truncate(length)
+
+
+Metrics = MetricsWriter | NoMetrics

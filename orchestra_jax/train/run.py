@@ -17,14 +17,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 from rich.console import Console
 
 from orchestra_jax.config import ConfigError, RunConfig
+from orchestra_jax.distributed import ends_for_all, from_writer, gather_objects, is_writer, on_writer, together
 from orchestra_jax.eval.evaluate import evaluate_policies, scripted_names
 from orchestra_jax.models.config import ModelConfig
-from orchestra_jax.models.decoder import Params
+from orchestra_jax.models.decoder import Params, param_specs
+from orchestra_jax.parallel.local import to_local
 from orchestra_jax.parallel.mesh import check_divides, make_mesh, shardings
+from orchestra_jax.parallel.rules import param_partition
 from orchestra_jax.report import write_report
 from orchestra_jax.report.console import make_progress, policies_table
 from orchestra_jax.rl import mismatch_metrics
@@ -35,7 +38,7 @@ from orchestra_jax.rollout.setup import build_rollout, check_fit, check_scripted
 from orchestra_jax.train.checkpoint import CheckpointError, CheckpointStore
 from orchestra_jax.train.folder import RunFolder, find_run, open_run
 from orchestra_jax.train.learn import Lesson, episode_metrics, max_rows, pack_lesson, teach
-from orchestra_jax.train.metrics import MetricsWriter
+from orchestra_jax.train.metrics import Metrics, MetricsWriter, NoMetrics
 from orchestra_jax.train.sft import sft_batches
 from orchestra_jax.train.step import (
     StepSettings,
@@ -116,6 +119,17 @@ def run_mesh(config: RunConfig, model: ModelConfig) -> Mesh | None:
     return mesh
 
 
+def placement(config: RunConfig, model: ModelConfig) -> dict[str, Sharding] | None:
+    """Where a run's weights go: split over its mesh, or (None) on its only device; raises as `run_mesh`."""
+    mesh = run_mesh(config, model)
+    return mesh and shardings(mesh, {name: param_partition(spec.axes) for name, spec in param_specs(model).items()})
+
+
+def anyone_stops(stop: list[int]) -> bool:
+    """Whether a signal came to any process of the run: then all of them stop after the same step."""
+    return any(gather_objects(bool(stop)))
+
+
 def check_mesh(config: RunConfig, model: ModelConfig, mesh: Mesh | None) -> None:
     """Checks that weights, rows and tokens can be split as the mesh says.
 
@@ -136,7 +150,12 @@ def check_mesh(config: RunConfig, model: ModelConfig, mesh: Mesh | None) -> None
 
 
 def warm_start(
-    config: RunConfig, folder: RunFolder, policy: Policy, metrics: MetricsWriter, console: Console, stop: list[int]
+    config: RunConfig,
+    folder: RunFolder,
+    policy: Policy,
+    metrics: Metrics,
+    console: Console,
+    stop: list[int],
 ) -> Params:
     """Clones the router's traces; the result is written to `warm_start/` and returned."""
     sft = config.sft
@@ -185,9 +204,10 @@ def warm_start(
                 }
             )
             progress(done, total)
-            if stop or (done % SFT_CHECKPOINT_EVERY == 0 and done < total):
-                save(store, done, state, metrics, wait=bool(stop))
-            if stop:
+            stopping = anyone_stops(stop)
+            if stopping or (done % SFT_CHECKPOINT_EVERY == 0 and done < total):
+                save(store, done, state, metrics, wait=stopping)
+            if stopping:
                 raise Interrupted
     metrics.flush()
     params = as_saved(config, state.params)
@@ -200,13 +220,13 @@ def as_saved(config: RunConfig, params: Params) -> Params:
     return {name: value.astype(config.model.dtype) for name, value in params.items()}
 
 
-def save(store: CheckpointStore, step: int, state: TrainState, metrics: MetricsWriter, *, wait: bool = False) -> None:
+def save(store: CheckpointStore, step: int, state: TrainState, metrics: Metrics, *, wait: bool = False) -> None:
     """A checkpoint after update `step`: parameters, optimizer, counters, and how far metrics.jsonl goes."""
     host_state = {"step": step, "policy_version": step, "metrics_bytes": metrics.flush()}
     store.save(step, state._asdict(), host_state, wait=wait)
 
 
-def restore(store: CheckpointStore, state: TrainState, metrics: MetricsWriter, phase: str) -> tuple[TrainState, int]:
+def restore(store: CheckpointStore, state: TrainState, metrics: Metrics, phase: str) -> tuple[TrainState, int]:
     """The newest complete checkpoint of a phase, or `state` as it is and step 0; metrics.jsonl is cut to match.
 
     Raises:
@@ -241,7 +261,7 @@ def train_policy(
     folder: RunFolder,
     policy: Policy,
     start: Params,
-    metrics: MetricsWriter,
+    metrics: Metrics,
     console: Console,
     stop: list[int],
 ) -> Params:
@@ -268,7 +288,7 @@ def train_policy(
     reference = start if config.loss.kl_coef else None
     if reference is not None and mesh is not None:
         reference = jax.device_put(reference, shardings(mesh, state_partitions(policy.config, state).params))
-    compile_sampler(rollout, state.params, folder, console)
+    compile_sampler(config, rollout, state.params, folder, console)
     try:
         with make_progress(console, description="training") as progress:
             for step in range(done + 1, steps + 1):
@@ -281,10 +301,10 @@ def train_policy(
                     accuracy=row.get("outcome/accuracy"),
                     cost_usd=row["cost/mean_usd"],
                 )
-                last = step == steps
-                if stop or last or step % config.train.checkpoint_every == 0:
-                    save(store, step, state, metrics, wait=bool(stop) or last)
-                if stop:
+                last, stopping = step == steps, anyone_stops(stop)
+                if stopping or last or step % config.train.checkpoint_every == 0:
+                    save(store, step, state, metrics, wait=stopping or last)
+                if stopping:
                     raise Interrupted
     finally:
         rollout.close()
@@ -294,11 +314,26 @@ def train_policy(
     return params
 
 
-def compile_sampler(rollout: Rollout, params: Params, folder: RunFolder, console: Console) -> None:
+def open_metrics(config: RunConfig, folder: RunFolder) -> Metrics:
+    """Who is told of every step; only the first process of a run tells."""
+    return MetricsWriter(folder.path) if is_writer() else NoMetrics()
+
+
+def sampled_with(config: RunConfig, params: Params) -> Params:
+    """Weights as this process samples with them: the trainer's, or where there are several processes its own copy."""
+    return params if jax.process_count() == 1 else to_local(as_saved(config, params))
+
+
+def compile_sampler(config: RunConfig, rollout: Rollout, params: Params, folder: RunFolder, console: Console) -> None:
     """Compiles all shapes of the sampler before the first step, and says what that took; the list goes into a file."""
-    rollout.engine.use(params, 0)
-    times = rollout.engine.warm_up()
-    folder.write_warm_up(times)
+    local = sampled_with(config, params)
+
+    def warm_up() -> list[tuple[str, float]]:
+        rollout.engine.use(local, 0)
+        return rollout.engine.warm_up()
+
+    times = together(warm_up, "compiling the sampler")
+    on_writer(lambda: folder.write_warm_up(times))
     seconds: dict[str, list[float]] = {}
     for name, second in times:
         seconds.setdefault(name.split()[0], []).append(second)
@@ -319,7 +354,7 @@ def one_step(
 ) -> tuple[TrainState, dict[str, Any]]:
     """Rollouts, rewards, update. Returns the new state and the row for metrics.jsonl."""
     started = time.perf_counter()
-    episodes = rollout.run(state.params, step_jobs(config, step), policy_version=step - 1)
+    episodes, sampler_metrics = play_step(config, rollout, state.params, step)
     rolled_out = time.perf_counter()
     size = config.rollout.group_size
     groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
@@ -327,7 +362,7 @@ def one_step(
     batches = pack_lesson(config, groups, lesson)
     packed = time.perf_counter()
     row: dict[str, Any] = {"step": step, "phase": "train", "policy_version": step}
-    row |= episode_metrics(episodes, lesson) | rollout.engine.metrics()
+    row |= episode_metrics(episodes, lesson) | sampler_metrics
     for index, batch in enumerate(batches):
         state, values, logprobs = train_step(
             settings,
@@ -351,8 +386,40 @@ def one_step(
         "time/update_s": time.perf_counter() - packed,
     }
     if step % config.train.episodes_every == 0 or step in (1, config.train.steps):
-        folder.write_episodes(f"train-{step:06d}", train_records(episodes, lesson, step, size))
+        on_writer(
+            lambda: folder.write_episodes(f"train-{step:06d}", train_records(episodes, lesson, step, size)),
+            "writing episodes",
+        )
     return state, row
+
+
+def play_step(config: RunConfig, rollout: Rollout, params: Params, step: int) -> tuple[list[Episode], dict[str, float]]:
+    """All episodes of a step, in order, on every process, each of which plays its share: whole groups, dealt in turn.
+
+    What follows (rewards, filters, denominators, packing) is computed from all of them by every process, so that it
+    agrees whatever a host's own episodes are worth.
+
+    Returns:
+      The episodes, and what the sampler did: means over the processes.
+    """
+    jobs, size = step_jobs(config, step), config.rollout.group_size
+    groups = [jobs[i : i + size] for i in range(0, len(jobs), size)]
+    mine = [job for group in groups[jax.process_index() :: jax.process_count()] for job in group]
+    weights = sampled_with(config, params)
+    played = together(lambda: rollout.run(weights, mine, policy_version=step - 1), "playing episodes")
+    shares = [iter(share) for share in gather_episodes(played)]
+    episodes = [next(shares[group % len(shares)]) for group in range(len(groups)) for _ in range(size)]
+    measured = gather_objects(rollout.engine.metrics())
+    return episodes, {name: sum(m[name] for m in measured) / len(measured) for name in measured[0]}
+
+
+def gather_episodes(played: list[Episode]) -> list[list[Episode]]:
+    """Every process' episodes, on all of them."""
+    if jax.process_count() == 1:
+        return [played]
+    texts = played[0].token_texts if played else None
+    shares = gather_objects([replace(episode, token_texts=None) for episode in played])
+    return [[replace(episode, token_texts=texts) for episode in share] for share in shares]
 
 
 LOSS_NAMES = {"loss": "loss/policy", "entropy": "policy/entropy", "grad_norm": "optimizer/grad_norm"}
@@ -379,6 +446,19 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluates the policy with each of the `weights`, and the baselines; writes summary.json and returns it."""
     assert config.eval is not None
+    local = {name: sampled_with(config, params) for name, params in weights.items()}
+
+    def evaluate() -> dict[str, Any]:
+        return _evaluate(config, folder, policy, local, console)
+
+    # By the first process alone: the others wait.
+    return from_writer(on_writer(evaluate, "the evaluation")) or {}
+
+
+def _evaluate(
+    config: RunConfig, folder: RunFolder, policy: Policy, weights: dict[str, Params], console: Console
+) -> dict[str, Any]:
+    assert config.eval is not None
     policies = {name: partial(replace, policy, params=params) for name, params in weights.items()}
     evaluation = evaluate_policies(config, policies, config.eval.baselines, console)
     for name, records in evaluation.records.items():
@@ -404,28 +484,56 @@ def train(config: RunConfig, *, overwrite: bool = False, console: Console | None
       ConfigError: the user's mistake, in one line.
       Interrupted: a signal came; a checkpoint was written.
     """
-    console = console or Console(stderr=True)
-    folder = find_run(config, overwrite=overwrite)
-    if not overwrite and folder.model.is_dir() and (config.eval is None or folder.summary.is_file()):
+    with ends_for_all():
+        return _train_or_report(config, overwrite=overwrite, console=_console(console))
+
+
+def _console(console: Console | None) -> Console:
+    """Where progress goes; nowhere but on the first process."""
+    return console or Console(stderr=True, quiet=not is_writer())
+
+
+def _train_or_report(config: RunConfig, *, overwrite: bool, console: Console) -> dict[str, Any] | None:
+    folder = find_together(config, overwrite=overwrite)
+    if from_writer(not overwrite and folder.model.is_dir() and (config.eval is None or folder.summary.is_file())):
         console.print(f"{folder.path} holds this run, finished; --overwrite starts it anew", highlight=False)
-        summary = folder.read_summary()
+        summary = from_writer(on_writer(folder.read_summary))
     else:
         summary = _train(config, folder, console, overwrite=overwrite)
     if summary is not None:
         console.print(policies_table(summary))
-    report = write_report(folder.path)
+    report = on_writer(lambda: write_report(folder.path))
     console.print(f"policy: {folder.model}\nreport: {report}", soft_wrap=True, highlight=False)
     return summary
 
 
+def find_together(config: RunConfig, *, overwrite: bool) -> RunFolder:
+    """The run's folder; the first process looks, and raises for all of them what `find_run` raises."""
+    on_writer(lambda: find_run(config, overwrite=overwrite), "finding the run")
+    return RunFolder(Path(config.output_dir))
+
+
+def load_run(config: RunConfig) -> Policy:
+    """The policy to start from, on the run's mesh, after everything was checked that could stop the run later.
+
+    Raises:
+      ConfigError: a mistake of the user's, found by any of the processes.
+    """
+
+    def load() -> Policy:
+        policy = load_policy(config.model, config.text, config.seed, partial(placement, config))
+        check_run(config, policy)
+        return policy
+
+    return together(load, "loading the policy")
+
+
 def _train(config: RunConfig, folder: RunFolder, console: Console, *, overwrite: bool) -> dict[str, Any] | None:
-    policy = load_policy(config.model, config.text, config.seed)
-    check_run(config, policy)
-    run_mesh(config, policy.config)
-    open_run(folder, config, overwrite=overwrite)
-    with stop_on_signal() as stop, MetricsWriter(folder.path) as metrics:
+    policy = load_run(config)
+    on_writer(lambda: open_run(folder, config, overwrite=overwrite))
+    with stop_on_signal() as stop, open_metrics(config, folder) as metrics:
         start = starting_params(config, folder, policy, metrics, console, stop)
-        if folder.model.is_dir():
+        if from_writer(folder.model.is_dir()):
             trained = load_weights(config, folder.model)
         else:
             trained = train_policy(config, folder, policy, start, metrics, console, stop)
@@ -454,12 +562,17 @@ def check_run(config: RunConfig, policy: Policy) -> None:
 
 
 def starting_params(
-    config: RunConfig, folder: RunFolder, policy: Policy, metrics: MetricsWriter, console: Console, stop: list[int]
+    config: RunConfig,
+    folder: RunFolder,
+    policy: Policy,
+    metrics: Metrics,
+    console: Console,
+    stop: list[int],
 ) -> Params:
     """What RL starts from: the warm start, made now or found in the folder, or the model as it is."""
     if config.sft is None:
         return policy.params
-    if folder.warm_start.is_dir():
+    if from_writer(folder.warm_start.is_dir()):
         return load_weights(config, folder.warm_start)
     return warm_start(config, folder, policy, metrics, console, stop)
 
@@ -467,7 +580,8 @@ def starting_params(
 def load_weights(config: RunConfig, saved: Path) -> Params:
     """The weights that the run has saved in one of its folders."""
     model = config.model.model_copy(update={"path": str(saved), "preset": None, "overrides": {}})
-    return load_policy(model, config.text, config.seed).params
+    load = partial(load_policy, model, config.text, config.seed, partial(placement, config))
+    return together(load, "loading weights").params
 
 
 def sft(config: RunConfig, *, overwrite: bool = False, console: Console | None = None) -> Path:
@@ -479,12 +593,16 @@ def sft(config: RunConfig, *, overwrite: bool = False, console: Console | None =
     """
     if config.sft is None:
         raise ConfigError("the config has no sft section: add one, for example `sft: {router: habit}`")
-    console = console or Console(stderr=True)
-    folder = find_run(config, overwrite=overwrite)
-    if overwrite or not folder.warm_start.is_dir():
-        policy = load_policy(config.model, config.text, config.seed)
-        check_run(config, policy)
-        open_run(folder, config, overwrite=overwrite)
-        with stop_on_signal() as stop, MetricsWriter(folder.path) as metrics:
+    console = _console(console)
+    with ends_for_all():
+        return _sft(config, overwrite=overwrite, console=console)
+
+
+def _sft(config: RunConfig, *, overwrite: bool, console: Console) -> Path:
+    folder = find_together(config, overwrite=overwrite)
+    if overwrite or not from_writer(folder.warm_start.is_dir()):
+        policy = load_run(config)
+        on_writer(lambda: open_run(folder, config, overwrite=overwrite))
+        with stop_on_signal() as stop, open_metrics(config, folder) as metrics:
             warm_start(config, folder, policy, metrics, console, stop)
     return folder.warm_start
