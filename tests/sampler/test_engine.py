@@ -30,8 +30,8 @@ def params():
 
 
 def make(params, slots=4, steps=4, chunk=32, seed=0, version=0, **options):
-    options = {"stop_ids": [STOP], "seed": seed, "steps": steps, "chunk": chunk} | options
-    engine = Engine(CONFIG, slots=slots, capacity=CAPACITY, **options)
+    options = {"stop_ids": [STOP], "seed": seed, "steps": steps, "chunk": chunk, "capacity": CAPACITY} | options
+    engine = Engine(CONFIG, slots=slots, **options)
     engine.use(params, version)
     return engine
 
@@ -309,6 +309,32 @@ def test_nothing_is_compiled_after_the_warm_up(params):
     run_all(engine, [*requests, *(Request(100 + i, [*common, i], 7, i) for i in range(5))])
     assert engine.stats.copied_tokens > 0
     assert [function._cache_size() for function in functions] == before
+
+
+def test_prefill_computes_little_beside_what_is_wanted(params):
+    """One long prompt is not padded to the rows of a full call, nor short ones to the length of a long one."""
+    engine = make(params, slots=8, chunk=150)
+    engine.prefill_tokens = 128
+    (long,) = prompts(1, low=140, high=141)
+    run_all(engine, [Request("long", long, 2, 0, 0.0)])
+    assert (engine.stats.prefilled_tokens, engine.stats.padded_tokens) == (140, 10)
+    engine.reset()
+    requests = [Request(i, p, 2, i, 0.0) for i, p in enumerate([long, *prompts(4, seed=1, low=10, high=15)])]
+    turns = run_all(engine, requests)
+    assert engine.stats.padded_tokens <= 10 + 8 * 16
+    for request in requests:
+        assert_greedy(params, request.tokens, turns[request.key].tokens)
+
+
+def test_a_kernel_needs_one_filled_length(params):
+    """It reads what is filled, whatever the shape: more lengths would be more to compile."""
+
+    def decodes(**options):
+        names = [name for name, _ in make(params, slots=1, capacity=300, chunk=16, **options).warm_up()]
+        return [name for name in names if name.startswith(("decode", "prefill 1 x 16"))]
+
+    assert decodes(direct=True) == ["prefill 1 x 16 of 300", "decode 1 of 300"]
+    assert decodes(direct=False) == ["prefill 1 x 16 of 300", "decode 1 of 256", "decode 1 of 300"]
 
 
 # What ends a turn.
