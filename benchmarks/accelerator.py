@@ -26,9 +26,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from orchestra_jax.models.config import PRESETS, preset
 
 TIME_LIMITS_S = {"peaks": 60, "decode": 150, "prefill": 90, "train": 90, "train-large": 100, "engine": 200}
 """Of the parts, compilation included; cut further by what is left of `--minutes`."""
@@ -79,7 +82,6 @@ def random_params(options: argparse.Namespace):
     import jax
     import jax.numpy as jnp
 
-    from orchestra_jax.models.config import preset
     from orchestra_jax.models.decoder import init_params
 
     config = preset(options.preset)
@@ -259,7 +261,6 @@ def _train(options: argparse.Namespace, name: str, moment_dtype: str) -> Rows:
     import jax.numpy as jnp
     import numpy as np
 
-    from orchestra_jax.models.config import preset
     from orchestra_jax.models.decoder import init_params
     from orchestra_jax.rollout.pack import PackedBatch
     from orchestra_jax.train.step import StepSettings, init_train_state, make_optimizer, train_step
@@ -323,6 +324,20 @@ PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
 }
 
 
+def write_rows(options: argparse.Namespace) -> int:
+    """A part's process: its rows as they come; of a fault, the last line on standard error says what it is."""
+    with Path(options.out).open("w", encoding="utf-8") as out:
+        try:
+            for row in PARTS[options.part](options):
+                out.write(json.dumps(row) + "\n")
+                out.flush()
+        except Exception as error:
+            traceback.print_exc()
+            print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+            return 1
+    return 0
+
+
 def run_part(name: str, arguments: list[str], limit_s: float) -> tuple[list[dict[str, Any]], str | None]:
     """Runs a part in a process of its own.
 
@@ -366,6 +381,7 @@ def measure(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]
         limit_s = min(TIME_LIMITS_S[part], end - time.monotonic())
         if limit_s < 5:
             failed[part] = f"no time left of {options.minutes:g} minutes"
+            print(part, "FAILED:", failed[part], flush=True)
             continue
         found, why = run_part(part, arguments, limit_s)
         if part == "peaks" and found:
@@ -392,8 +408,9 @@ def measure(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]
 def main() -> int:
     """Measures and prints; exit code 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="qwen3-8b", help="market-tiny tries the script on a CPU, with --smoke")
-    parser.add_argument("--train-preset", default="llama3.2-1b")
+    presets = {"choices": list(PRESETS), "metavar": "NAME"}
+    parser.add_argument("--preset", default="qwen3-8b", **presets, help="market-tiny --smoke tries the script on a CPU")
+    parser.add_argument("--train-preset", default="llama3.2-1b", **presets)
     parser.add_argument("--rows", type=int, nargs=3, default=[1, 32, 128], metavar="N", help="of decode")
     parser.add_argument("--context", type=int, default=1024, help="tokens before a decoded one")
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together")
@@ -411,11 +428,7 @@ def main() -> int:
         options.steps, options.prefills, options.chunk = 8, [(1, 32)], 16
         options.train_rows, options.train_tokens = 2, 32
     if options.part:
-        with Path(options.out).open("w", encoding="utf-8") as out:
-            for row in PARTS[options.part](options):
-                out.write(json.dumps(row) + "\n")
-                out.flush()
-        return 0
+        return write_rows(options)
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     with tempfile.TemporaryDirectory() as cache:  # parts share what they compile alike
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)

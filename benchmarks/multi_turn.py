@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.peers.peer import Peer, PeerError, start_peers
 from benchmarks.record import machine, shape_of
-from orchestra_jax.models.config import ModelConfig, preset
+from orchestra_jax.models.config import PRESETS, ModelConfig, preset
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.sampler.engine import Engine, Request
 from orchestra_jax.sampler.sampler import Sampler
@@ -199,7 +199,7 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tunix-python", metavar="PYTHON", help="of an environment with google-tunix")
-    parser.add_argument("--preset", default="smollm2-135m", help="whose shapes")
+    parser.add_argument("--preset", default="smollm2-135m", choices=list(PRESETS), metavar="NAME", help="whose shapes")
     parser.add_argument("--trajectories", type=int, default=64)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--slots", type=int, help="default: as many as trajectories")

@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.peers.peer import Peer, PeerError, start_peers
 from benchmarks.record import machine, shape_of
-from orchestra_jax.models.config import ModelConfig, preset
+from orchestra_jax.models.config import PRESETS, ModelConfig, preset
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.sampler.engine import Engine, Request
 
@@ -216,7 +216,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hf-python", metavar="PYTHON", help="of an environment with torch and transformers")
     parser.add_argument("--tunix-python", metavar="PYTHON", help="of an environment with google-tunix")
-    parser.add_argument("--preset", default="smollm2-135m", help="whose shapes (tied Llama shapes where peers run)")
+    parser.add_argument(
+        "--preset",
+        default="smollm2-135m",
+        choices=list(PRESETS),
+        metavar="NAME",
+        help="whose shapes (tied Llama shapes where peers run)",
+    )
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 64])
     parser.add_argument("--ragged", type=int, metavar="N", help="measure ragged work of N prompts too")
     parser.add_argument("--bfloat16", action="store_true", help="measure ours in bfloat16 too")
