@@ -306,10 +306,14 @@ def _other_seeds(experiment: Experiment, parts: Mapping[int, Mapping[str, Any]])
     yield "| policy | accuracy, % | cost, ¢ | latency, min | preference |"
     yield "|---|---|---|---|---|"
     for name in (f"{run}{mode}" for run in experiment.runs for mode in ("", ":greedy")):
-        entries = [part["policies"][name] for part in parts.values()]
+        entries = [part["policies"].get(name) for part in parts.values()]
         columns = (("accuracy", 100.0), ("cost_usd", CENTS_PER_USD), ("latency_s", 1 / 60), ("preference", 1.0))
-        cells = [" / ".join(format_significant(scale * e[key]) for e in entries) for key, scale in columns]
+        cells = [" / ".join(_of_seed(entry, key, scale) for entry in entries) for key, scale in columns]
         yield f"| `{name}` | {' | '.join(cells)} |"
+
+
+def _of_seed(entry: Mapping[str, Any] | None, key: str, scale: float) -> str:
+    return "–" if entry is None or entry[key] is None else format_significant(scale * entry[key])
 
 
 def _described(kwargs: Mapping[str, Any]) -> str:
