@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def measure_save(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_convert(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """`orchestra convert` to float32: sizes in MiB."""
+    """`orchestra convert` to float16: sizes in MiB."""
     from orchestra_jax.models.convert import convert
 
     started = time.perf_counter()
@@ -150,8 +151,8 @@ def measure_convert(folder: Path, options: argparse.Namespace) -> dict[str, Any]
 
 
 def _in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def main() -> None:

@@ -160,12 +160,12 @@ def _explicit(
     if not re.fullmatch(r"[^\s:]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}", str(address)):
         raise ConfigError(f"--coordinator {address!r} must be HOST:PORT of the first process")
     try:
-        count, index = int(count), int(index)
+        total, own = int(str(count)), int(str(index))
     except ValueError:
         raise ConfigError(f"--num-processes {count!r} and --process-id {index!r} must be whole numbers") from None
-    if not 0 <= index < count:
-        raise ConfigError(f"--process-id {index} must be at least 0 and below --num-processes {count}")
-    return str(address), count, index
+    if not 0 <= own < total:
+        raise ConfigError(f"--process-id {own} must be at least 0 and below --num-processes {total}")
+    return str(address), total, own
 
 
 def _cluster(environment: Mapping[str, str]) -> str | None:

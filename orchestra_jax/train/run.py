@@ -122,7 +122,9 @@ def run_mesh(config: RunConfig, model: ModelConfig) -> Mesh | None:
 def placement(config: RunConfig, model: ModelConfig) -> dict[str, Sharding] | None:
     """Where a run's weights go: split over its mesh, or (None) on its only device; raises as `run_mesh`."""
     mesh = run_mesh(config, model)
-    return mesh and shardings(mesh, {name: param_partition(spec.axes) for name, spec in param_specs(model).items()})
+    if mesh is None:
+        return None
+    return shardings(mesh, {name: param_partition(spec.axes) for name, spec in param_specs(model).items()})
 
 
 def anyone_stops(stop: list[int]) -> bool:

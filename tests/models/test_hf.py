@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +189,7 @@ def test_layers_are_ordered_as_numbers(tmp_path: Path) -> None:
 
 def test_parts_of_a_parameter_are_read_alone(tmp_path: Path) -> None:
     """What a host reads of a sharded model: each part equals that part of the whole."""
-    from orchestra_jax.models.hf import open_tensors, _read_parameter
+    from orchestra_jax.models.hf import _read_parameter, open_tensors
 
     params = random_params(UNTIED)
     save_hf(tmp_path, UNTIED, params)
@@ -210,6 +212,48 @@ def test_parameters_land_on_their_shardings(folder: Path) -> None:
     _, params = load_hf(folder, shardings=shardings)
     assert_same(params, random_params(TINY))
     assert all(p.sharding == shardings[name] for name, p in params.items())
+
+
+ON_A_MESH = """
+import sys
+import jax, numpy as np
+from orchestra_jax.models.decoder import param_specs
+from orchestra_jax.models.hf import load_hf, save_hf
+from orchestra_jax.parallel.mesh import make_mesh, shardings
+from orchestra_jax.parallel.rules import param_partition
+from orchestra_jax.rollout.policy import draw_params
+
+source, target = sys.argv[1:]
+config, whole = load_hf(source)
+mesh = make_mesh({"data": 1, "fsdp": 4, "tensor": 2, "sequence": 1})
+placed = shardings(mesh, {name: param_partition(spec.axes) for name, spec in param_specs(config).items()})
+_, params = load_hf(source, shardings=placed)
+for name, value in params.items():
+    assert value.sharding == placed[name], name
+    np.testing.assert_array_equal(np.asarray(value), np.asarray(whole[name]), err_msg=name)
+shard = params["layers.gate_proj"].addressable_shards[0].data
+assert shard.size * 8 == params["layers.gate_proj"].size
+_, again = load_hf(source, shardings=placed)  # np.asarray above has put a copy of each beside the first ones
+save_hf(target, config, again, max_shard_bytes=20_000)
+fresh, sharded = (draw_params(config, 3, np.dtype("float32"), where) for where in (None, placed))
+for name, value in sharded.items():
+    assert value.sharding == placed[name], name
+    np.testing.assert_allclose(np.asarray(value), np.asarray(fresh[name]), rtol=1e-6, atol=0, err_msg=name)
+print("same")
+"""
+
+
+def test_eight_devices_load_save_and_draw_as_one_does(tmp_path: Path) -> None:
+    source = REFERENCES / "qwen3-untied"
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-c", ON_A_MESH, str(source), str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.strip() == "same", done.stderr
+    assert_same(load_hf(tmp_path / "out", dtype=None)[1], load_hf(source, dtype=None)[1])
 
 
 # tied heads ------------------------------------------------------------------------------------------------------
