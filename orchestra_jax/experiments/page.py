@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from orchestra_envs.market.published import ALONE, WITH_EXPERTS
 from orchestra_envs.prices import TOOLORCHESTRA_PRICES
 
 from orchestra_jax.eval.store import read_episodes
-from orchestra_jax.experiments.conduct import evaluation_folder
+from orchestra_jax.experiments.conduct import evaluation_folder, seed_folder
 from orchestra_jax.experiments.plan import Claim, Experiment
 from orchestra_jax.experiments.runs import TrainingRun
 from orchestra_jax.report.policies import format_significant
@@ -26,7 +27,8 @@ SIGNIFICANT = 0.05
 
 _INTRODUCTION = """# The paper's experiments, in simulation
 
-Written by `{command}`; every number comes from the files of the runs, none by hand.
+Written by `{command}`; every number comes
+from the files of the runs, none by hand. Evaluated on {date} (UTC).
 
 **These are simulations.** The market's experts are biased coins with a price list and a clock
 (`envs/orchestra_envs/market/experts.py`): prices and latencies are the paper's table, the skills are this project's
@@ -67,7 +69,9 @@ def write_page(
     found = {(e.name, seed): _summary(evaluation_folder(out, seed, e.name)) for e in experiments for seed in seeds}
     steps = max((run.config.train.steps for run in runs[first].values() if run.start), default=0)
     counted = "is one seed" if len(seeds) == 1 else f"are {len(seeds)} seeds"
-    lines = [_INTRODUCTION.format(command=command, steps=steps, seeds=counted)]
+    dates = [file.stat().st_mtime for seed in seeds for file in seed_folder(out, seed).glob("eval/*/summary.json")]
+    date = datetime.fromtimestamp(max(dates), UTC).date().isoformat() if dates else "no day yet"
+    lines = [_INTRODUCTION.format(command=command, steps=steps, seeds=counted, date=date)]
     lines += [*_claims_overview(experiments, found, seeds), ""]
     lines += [*_calibration(found.get(("routing", first))), "", *_training(runs)]
     for experiment in experiments:
