@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 
 class ConfigError(ValueError):
@@ -56,6 +56,12 @@ class ModelSection(Section):
     remat: Literal["none", "layer", "attention", "offload"] = "none"
     """What the backward pass recomputes to save memory: nothing; each layer from its input; the same but for attention,
     whose result is kept; or as `layer`, with the layers' inputs in the host's memory (not on CPU)."""
+
+    @field_validator("remat", mode="before")
+    @classmethod
+    def _former_remat(cls, value: Any) -> Any:
+        """Configs of runs from before remat had names: true recomputed whole layers."""
+        return {True: "layer", False: "none"}[value] if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
@@ -285,6 +291,9 @@ class RunConfig(Section):
     """The warm start. Leave out to start RL from the model as it is."""
     eval: EvalConfig | None = EvalConfig()
     """The evaluation at the end; null for none."""
+    trackers: list[Literal["wandb", "trackio"]] = []
+    """Who is told of every step besides metrics.jsonl and TensorBoard: Weights & Biases, Trackio (extras of their
+    own)."""
 
     @model_validator(mode="after")
     def _fits(self) -> RunConfig:

@@ -9,6 +9,7 @@ writer; the others touch no file that all share.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import glob
 import importlib.util
 import itertools
@@ -114,6 +115,9 @@ def _watch(heartbeat_s: int) -> None:
     def watch() -> None:
         seen: dict[str, tuple[str, float]] = {}
         for beat in itertools.count():
+            # If this thread itself cannot run any more (a call that keeps the interpreter's lock while it waits for a
+            # lost process), a clock outside Python ends the process and says where it stood.
+            faulthandler.dump_traceback_later(3 * heartbeat_s, exit=True)
             try:
                 tell(str(beat))
                 told = client.key_value_dir_get(ALIVE_KEYS)
@@ -133,6 +137,7 @@ def _watch(heartbeat_s: int) -> None:
 
     def end() -> None:
         ended.set()
+        faulthandler.cancel_dump_traceback_later()
         with suppress(Exception):
             tell(ENDED)
 

@@ -51,6 +51,7 @@ async def run_calls(
     *,
     max_output_chars: int,
     budget_usd: float | None = None,
+    state_hash: Callable[[str], str | None] = lambda name: None,
 ) -> list[CallRecord]:
     """Run the calls of one turn; one record a call, in the order of the calls. No fault of a tool gets out.
 
@@ -64,10 +65,11 @@ async def run_calls(
         max_output_chars: longer texts are cut there and marked.
         budget_usd: a call that would start when this turn has spent so much is refused; async calls that are
             under way count with their price per call. None for no limit.
+        state_hash: asked with a tool's name right before its call; written into the record.
     """
     under_way: dict[int, asyncio.Task[_Outcome]] = {}
     try:
-        return await _run_all(calls, tools, make_context, max_output_chars, budget_usd, under_way)
+        return await _run_all(calls, tools, make_context, max_output_chars, budget_usd, state_hash, under_way)
     except BaseException:
         for task in under_way.values():
             task.cancel()
@@ -80,13 +82,16 @@ async def _run_all(
     make_context: Callable[[int], CallContext],
     max_output_chars: int,
     budget_usd: float | None,
+    state_hash: Callable[[str], str | None],
     under_way: dict[int, "asyncio.Task[_Outcome]"],
 ) -> list[CallRecord]:
     """See `run_calls`; the tasks of async calls are entered into `under_way`."""
     records: dict[int, CallRecord] = {}
+    states: dict[int, str | None] = {}
     spent_usd = 0.0
     for index, call in enumerate(calls):
         tool = tools.get(call.name)
+        states[index] = None if tool is None else state_hash(call.name)
         if budget_usd is not None and spent_usd >= budget_usd:
             outcome = _refused("budget", "the budget is spent; the call was refused")
         elif tool is None:
@@ -105,10 +110,11 @@ async def _run_all(
             else:
                 await on_loop()
                 outcome = await _run(tool, function)
-        records[index] = _record(call, tool, outcome, max_output_chars)
+        records[index] = _record(call, tool, outcome, max_output_chars, states[index])
         spent_usd += records[index].cost_usd
     for index, task in under_way.items():
-        records[index] = _record(calls[index], tools[calls[index].name], await task, max_output_chars)
+        tool = tools[calls[index].name]
+        records[index] = _record(calls[index], tool, await task, max_output_chars, states[index])
     return [records[index] for index in range(len(calls))]
 
 
@@ -344,7 +350,9 @@ def _fault_of(name: str, error: BaseException) -> _Fault:
     return _Fault("tool_exception", f"{name}: {kind}: {message}" if message else f"{name}: {kind}")
 
 
-def _record(call: ToolCall, tool: Tool | None, outcome: _Outcome, max_output_chars: int) -> CallRecord:
+def _record(
+    call: ToolCall, tool: Tool | None, outcome: _Outcome, max_output_chars: int, state_hash: str | None = None
+) -> CallRecord:
     """The account of a call from what came of it."""
     value = outcome.value
     if isinstance(value, KeyboardInterrupt):
@@ -381,6 +389,7 @@ def _record(call: ToolCall, tool: Tool | None, outcome: _Outcome, max_output_cha
         queue_s=outcome.queue_s if measured else 0.0,
         backend=tool.backend if tool else "",
         raw_sha256=_hash_of_undecodable(value),
+        state_hash=state_hash,
     )
 
 

@@ -37,7 +37,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from orchestra_envs.calls import cap_text, run_calls
 from orchestra_envs.loop import bridge, drive, on_loop
-from orchestra_envs.parse import CALL_CLOSE, CALL_OPEN, ParsedTurn, ParseError, parse_turn, render_call
+from orchestra_envs.parse import CALL_CLOSE, CALL_OPEN, ParsedTurn, ParseError, ToolCall, parse_turn, render_call
 from orchestra_envs.spaces import MAX_TEXT_CHARS, UnicodeText
 from orchestra_envs.tools import CallContext, CallRecord, Tool, canonical_json
 
@@ -262,6 +262,14 @@ class ToolEnv(gym.Env[str, str]):
         """
         return None
 
+    def state_hash(self, tool: str) -> str | None:
+        """Optional: a hash of the world that the tool of this name reads or changes, as it stands now.
+
+        Asked before every call and written into its record, so that a replay knows for which state of the world a
+        recorded result holds. None (the default) for tools whose results depend on their arguments alone.
+        """
+        return None
+
     def demonstrate(self, task: Task, rng: np.random.Generator) -> Sequence[str]:
         """Optional: the assistant's turns in an episode on `task`, for warm starts (`sft.router: demonstration`).
 
@@ -452,14 +460,7 @@ class ToolEnv(gym.Env[str, str]):
             logger.error("%s (%d times now): %s: %s", where, times, type(error).__name__, error)
 
     async def _continue(self, episode: _Episode, turn: ParsedTurn) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        first_ordinal = len(episode.history)
-        records = await run_calls(
-            turn.calls,
-            episode.tools,
-            lambda index: self._call_context(episode, first_ordinal + index, turn.calls[index].name),
-            max_output_chars=self.max_output_chars,
-            budget_usd=None if self.budget_usd is None else self.budget_usd - episode.cost_usd,
-        )
+        records = await self._make_calls(episode, turn.calls)
         format_errors = turn.errors if turn.errors or records else (_EMPTY_TURN,)
         cost_usd, latency_s, num_errors = episode.account(records, len(format_errors))
         error_types = [record.error_type for record in records if record.error_type]
@@ -481,11 +482,23 @@ class ToolEnv(gym.Env[str, str]):
             calls_json=canonical_json([record.as_dict() for record in records]),
         )
         error_text, _ = cap_text("\n".join(f"Error: {e.message}." for e in format_errors), self.max_output_chars)
-        observation = _observation(records, error_text)[:MAX_TEXT_CHARS]
+        observation = results_text([(record.tool, record.text) for record in records], error_text)[:MAX_TEXT_CHARS]
         episode.messages.append({"role": "tool", "content": observation})
         reward = outcome + _step_reward(episode.task.preference, cost_usd, latency_s)
         terminated = ended is not None and ended[1]
         return observation, reward, terminated, bool(episode.end_reason) and not terminated, info
+
+    async def _make_calls(self, episode: _Episode, calls: Sequence[ToolCall]) -> Sequence[CallRecord]:
+        """The calls of a turn, made; one record a call."""
+        first_ordinal = len(episode.history)
+        return await run_calls(
+            calls,
+            episode.tools,
+            lambda index: self._call_context(episode, first_ordinal + index, calls[index].name),
+            max_output_chars=self.max_output_chars,
+            budget_usd=None if self.budget_usd is None else self.budget_usd - episode.cost_usd,
+            state_hash=self.state_hash,
+        )
 
     def _limit_reached(self, episode: _Episode, error_types: Sequence[str]) -> str:
         if "budget" in error_types:
@@ -591,12 +604,15 @@ def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
     return by_name
 
 
-def _observation(records: Sequence[CallRecord], error_text: str) -> str:
-    """One result: its text alone. Several: each under its number and tool, then what could not be read."""
-    if len(records) == 1 and not error_text:
-        return records[0].text
-    results = [f"[{number}] {record.tool}:\n{record.text}" for number, record in enumerate(records, start=1)]
-    return "\n\n".join([*results, error_text] if error_text else results)
+def results_text(results: Sequence[tuple[str, str]], error_text: str = "") -> str:
+    """The observation of a turn from its results, (tool, text) each, and what is said of its format errors.
+
+    One result: its text alone. Several: each under its number and tool, then what could not be read.
+    """
+    if len(results) == 1 and not error_text:
+        return results[0][1]
+    texts = [f"[{number}] {tool}:\n{text}" for number, (tool, text) in enumerate(results, start=1)]
+    return "\n\n".join([*texts, error_text] if error_text else texts)
 
 
 def _step_reward(preference: Preference | None, cost_usd: float, latency_s: float) -> float:

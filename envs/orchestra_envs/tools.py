@@ -119,7 +119,8 @@ class CallRecord:
     unavailable, timeout, bad_result, budget. `attempts` is 0 for a call that never started. `queue_s` are the seconds
     it waited for its tool's limiter (not in `latency_s`; 0 by a declared clock). `backend` says what is behind the
     tool's name; the policy never reads it. `raw_sha256` is the hash of an output that was no UTF-8, whose bad bytes
-    stand as U+FFFD in `text`; "" otherwise.
+    stand as U+FFFD in `text`; "" otherwise. `state_hash` is of the world before the call, for tools that read or change
+    one (`ToolEnv.state_hash`); None otherwise.
     """
 
     tool: str
@@ -138,6 +139,7 @@ class CallRecord:
     queue_s: float = 0.0
     backend: str = ""
     raw_sha256: str = ""
+    state_hash: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The record as JSON values (`dataclasses.asdict` would copy the arguments, slowly)."""

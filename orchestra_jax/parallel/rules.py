@@ -1,8 +1,8 @@
 """From logical axes to mesh axes: one table for weights, one for activations, and what pins arrays to them.
 
-The mesh has four named axes. `data` holds whole copies, `fsdp` splits weights, optimizer state and rows, `tensor` heads,
-MLP and vocabulary, `sequence` a row's tokens. Between layers the residual stream is split over `sequence` and `tensor`
-along its tokens too (Korthikanti et al. 2022, arXiv 2205.05198), so that no chip holds it twice.
+The mesh has four named axes. `data` holds whole copies, `fsdp` splits weights, optimizer state and rows, `tensor`
+splits heads, MLP and vocabulary, `sequence` a row's tokens. Between layers the residual stream is split over `sequence`
+and `tensor` along its tokens too (Korthikanti et al. 2022, arXiv 2205.05198), so that no chip holds it twice.
 
 Without a mesh in context (`jax.set_mesh`) everything here leaves its argument as it is: one device needs no rules.
 """

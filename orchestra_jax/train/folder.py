@@ -20,6 +20,8 @@ CONTENTS = (
     "model.tmp",
     "episodes",
     "tensorboard",
+    "tensorboard.tmp",
+    "tracking",
     "metrics.jsonl",
     "warm_up.json",
     "summary.json",
@@ -146,13 +148,20 @@ def _write_whole(file: Path, text: str) -> None:
 
 
 def _difference(file: Path, config: RunConfig) -> str:
-    """The first keys in which a run's config.yaml differs from `config`; "" if none does. The folder may have moved."""
+    """The first keys in which a run's config.yaml differs from `config`; "" if none does.
+
+    The folder may have moved, and anybody may follow.
+    """
     try:
         old = _leaves(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError):
         return "its config.yaml is no longer YAML"
     new = _leaves(yaml.safe_load(dump_config(config)))
-    keys = [key for key in dict.fromkeys([*old, *new]) if key != "output_dir" and old.get(key) != new.get(key)]
+    keys = [
+        key
+        for key in dict.fromkeys([*old, *new])
+        if key not in ("output_dir", "trackers") and old.get(key) != new.get(key)
+    ]
     shown = [f"{key} is {json.dumps(old.get(key))} there, {json.dumps(new.get(key))} here" for key in keys[:2]]
     return "; ".join(shown) + (f"; and {len(keys) - 2} more" if len(keys) > 2 else "")
 

@@ -48,6 +48,7 @@ from orchestra_jax.train.step import (
     state_partitions,
     train_step,
 )
+from orchestra_jax.train.trackers import open_trackers
 
 SFT_CHECKPOINT_EVERY = 100
 
@@ -317,13 +318,25 @@ def train_policy(
 
 
 def open_metrics(config: RunConfig, folder: RunFolder) -> Metrics:
-    """Who is told of every step; only the first process of a run tells."""
-    return MetricsWriter(folder.path) if is_writer() else NoMetrics()
+    """Who is told of every step; only the first process of a run tells.
+
+    Raises:
+      ConfigError: the package of a tracker is not installed.
+    """
+    if not is_writer():
+        return NoMetrics()
+    return MetricsWriter(folder.path, open_trackers(config.trackers, folder.path, config.model_dump()))
 
 
 def sampled_with(config: RunConfig, params: Params) -> Params:
-    """Weights as this process samples with them: the trainer's, or where there are several processes its own copy."""
-    return params if jax.process_count() == 1 else to_local(as_saved(config, params))
+    """Weights as this process samples with them: in the model's dtype; where there are several processes, its own copy.
+
+    The trainer's own arrays serve where they have that dtype already.
+    """
+    if jax.process_count() > 1:
+        return to_local(as_saved(config, params))
+    same = all(value.dtype == config.model.dtype for value in params.values())
+    return params if same else as_saved(config, params)
 
 
 def compile_sampler(config: RunConfig, rollout: Rollout, params: Params, folder: RunFolder, console: Console) -> None:

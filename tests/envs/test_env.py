@@ -188,8 +188,26 @@ def test_one_call():
             "queue_s": 0.0,
             "backend": "",
             "raw_sha256": "",
+            "state_hash": None,
         }
     ]
+
+
+def test_the_state_before_each_call_is_in_its_record():
+    class Counter(Quiz):
+        tools = (lookup, fail)
+
+        def state_hash(self, tool):
+            return f"after {self.num_asked()}" if tool == "lookup" else None
+
+        def num_asked(self):
+            self.asked = getattr(self, "asked", -1) + 1
+            return self.asked
+
+    env = Counter()
+    env.reset(seed=0)
+    info = env.step(call("lookup", q="a") + call("fail") + call("lookup", q="b") + call("no such tool"))[4]
+    assert [record["state_hash"] for record in calls_of(info)] == ["after 0", None, "after 1", None]
 
 
 def test_several_calls_are_labelled_costs_add_and_latencies_overlap():

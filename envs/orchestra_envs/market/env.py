@@ -7,6 +7,7 @@ exactly. The policy has to learn, per task, which tool is good enough and what i
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from orchestra_envs.market.experts import EXPERTS
 from orchestra_envs.market.judge import is_correct
 from orchestra_envs.market.plans import keeps_all_solvable
 from orchestra_envs.market.tasks import SPLITS, TASK_TYPES, make_task, task_from_id
-from orchestra_envs.market.tools import TOOL_NAMES, expert_tool, market_tools
+from orchestra_envs.market.tools import TOOL_NAMES, expert_tool, market_tools, passages_read
 from orchestra_envs.preference import draw_preference, fixed_weights
 from orchestra_envs.tools import Price, Tool
 
@@ -86,6 +87,13 @@ class MarketEnv(ToolEnv):
     def score(self, task: Task, answer: str) -> float:
         """1.0 if the final turn states the task's answer, else 0.0."""
         return float(is_correct(answer, task.answer))
+
+    def state_hash(self, tool: str) -> str | None:
+        """Of the passages read so far, which searches do not repeat and experts read along."""
+        offered = self._begun.tools[tool]
+        if (offered.backend or offered.name) == "calculator":
+            return None
+        return hashlib.sha256("\n".join(passages_read(self.history)).encode()).hexdigest()
 
     def episode_tools(self, task: Task, rng: np.random.Generator) -> Sequence[Tool]:
         """The tools on offer in this episode, at this episode's prices."""

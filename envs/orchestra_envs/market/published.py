@@ -1,8 +1,8 @@
 """Numbers of the ToolOrchestra paper (arXiv 2511.21689) to hold the market against, and stand-ins made of them.
 
 `CALLS_PER_TASK` is table 15: how often each orchestrator called what, per task, averaged over HLE, FRAMES and tau2.
-From it come the scripted policies `published:MODEL`: one call per task, to a tool drawn by the share that the model gave
-it, whatever the task. They are stand-ins for *whom* a prompted model asks. They do not read the task, so they say
+From it come the scripted policies `published:MODEL`: one call per task, to a tool drawn by the share that the model
+gave it, whatever the task. They are stand-ins for *whom* a prompted model asks. They do not read the task, so they say
 nothing of how well it would have chosen; no model is run.
 """
 

@@ -130,6 +130,12 @@ class ServiceEnv(ToolEnv):
         """1.0 if all three criteria are met in full, else 0.0."""
         return self.judgement().outcome
 
+    def state_hash(self, tool: str) -> str | None:
+        """Of the database, for the domain's tools; None for experts."""
+        if any(expert.name == tool for expert in self._experts):
+            return None
+        return self.task.metadata["world"].digest()
+
     def judgement(self) -> Judgement:
         """How the episode, as far as it has come, meets the three criteria."""
         metadata = self.task.metadata
