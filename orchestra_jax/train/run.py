@@ -48,7 +48,6 @@ from orchestra_jax.train.step import (
     state_partitions,
     train_step,
 )
-from orchestra_jax.train.trackers import open_trackers
 
 SFT_CHECKPOINT_EVERY = 100
 
@@ -318,14 +317,8 @@ def train_policy(
 
 
 def open_metrics(config: RunConfig, folder: RunFolder) -> Metrics:
-    """Who is told of every step; only the first process of a run tells.
-
-    Raises:
-      ConfigError: the package of a tracker is not installed.
-    """
-    if not is_writer():
-        return NoMetrics()
-    return MetricsWriter(folder.path, open_trackers(config.trackers, folder.path, config.model_dump()))
+    """Who is told of every step; only the first process of a run tells."""
+    return MetricsWriter(folder.path) if is_writer() else NoMetrics()
 
 
 def sampled_with(config: RunConfig, params: Params) -> Params:
