@@ -48,6 +48,7 @@ from orchestra_jax.train.step import (
     state_partitions,
     train_step,
 )
+from orchestra_jax.train.trackers import open_trackers
 
 SFT_CHECKPOINT_EVERY = 100
 
@@ -88,10 +89,10 @@ def stop_on_signal() -> Iterator[list[int]]:
 # ----------------------------------------------------------------------------------------------------------
 
 
-def step_settings(config: RunConfig, policy: Policy) -> StepSettings:
+def loss_settings(config: RunConfig, model: ModelConfig) -> StepSettings:
     """The compiled part of the RL loss."""
     return StepSettings(
-        model=policy.config,
+        model=model,
         loss=config.loss.kind,
         clip_low=config.loss.clip_low,
         clip_high=config.loss.clip_high,
@@ -279,7 +280,7 @@ def train_policy(
         final_fraction=config.optimizer.final_fraction,
         moment_dtype=config.optimizer.moment_dtype,
     )
-    settings = step_settings(config, policy)
+    settings = loss_settings(config, policy.config)
     mesh = run_mesh(config, policy.config)
     store = CheckpointStore(folder.path / "checkpoints" / "rl", keep_latest=config.train.keep_checkpoints)
     state, done = restore(store, init_train_state(start, optimizer, policy.config, mesh), metrics, "train")
@@ -317,8 +318,14 @@ def train_policy(
 
 
 def open_metrics(config: RunConfig, folder: RunFolder) -> Metrics:
-    """Who is told of every step; only the first process of a run tells."""
-    return MetricsWriter(folder.path) if is_writer() else NoMetrics()
+    """Who is told of every step; only the first process of a run tells.
+
+    Raises:
+      ConfigError: the package of a tracker is not installed.
+    """
+    if not is_writer():
+        return NoMetrics()
+    return MetricsWriter(folder.path, open_trackers(config.trackers, folder.path, config.model_dump()))
 
 
 def sampled_with(config: RunConfig, params: Params) -> Params:
