@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 # Only light imports here: `orchestra --help` and a mistyped path should not wait for JAX.
 from orchestra_jax.cli.eval import add_eval_flags, run_eval
 from orchestra_jax.cli.experiments import add_experiments_flags, run_experiments
+from orchestra_jax.cli.plan import add_plan_flags, run_plan
 from orchestra_jax.config import ConfigError, load_config
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,10 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--spot", action="store_true", help="cheaper machines that may be taken back at any moment")
     sub.add_argument("--output", metavar="DIR", help="folder for the files; default: runs/launch/NAME")
     sub.add_argument("--dry-run", action="store_true", help="print files and commands, write nothing")
+
+    sub = command("plan", run_plan, "what the train step needs on accelerators that are not here: compiled, not run")
+    add_config(sub)
+    add_plan_flags(sub)
 
     sub = command("convert", _convert, "GGUF file, Hugging Face folder or checkpoint to either of the latter")
     sub.add_argument("source", help="also a run folder (its newest checkpoint), or RUN/checkpoints/rl/STEP")

@@ -1,0 +1,1 @@
+"""`orchestra plan`: the train step of a config compiled ahead of time for accelerators that are not here."""
