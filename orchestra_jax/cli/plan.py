@@ -13,6 +13,9 @@ TPU_ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # else JAX looks for a TPU on this machine
     "TPU_SKIP_MDS_QUERY": "1",  # nobody is asked what machine this is
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # Libtpu looks for its machine and prints a page where there is none; these are of no consequence for a topology.
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
 

@@ -137,7 +137,8 @@ class MetricsWriter:
             phase, step, numbers = _parts(row)
             wall_s = times.get((phase, step), wall_s)
             if phase not in writers:
-                writers[phase] = SummaryWriter(str(staging / phase))
+                # Another name than what is written next, within the same second perhaps: it would be overwritten.
+                writers[phase] = SummaryWriter(str(staging / phase), filename_suffix=".resumed")
             for name, value in numbers.items():
                 writers[phase].add_scalar(name, value, step, walltime=wall_s)
         for writer in writers.values():

@@ -229,7 +229,8 @@ def test_only_what_is_missing_is_done_again(unbroken, finished, tmp_path, monkey
 
 def test_eval_of_a_run_gives_its_summary(unbroken, finished, tmp_path):
     out = tmp_path / "out.json"
-    policies = [f"trained={tmp_path / 'run'}", f"warm_start={tmp_path / 'run' / 'warm_start'}", "always:calculator"]
+    # In the order of the run's own evaluation: a comparison is of the first with the second.
+    policies = [f"warm_start={tmp_path / 'run' / 'warm_start'}", f"trained={tmp_path / 'run'}", "always:calculator"]
     flags = [argument for policy in policies for argument in ("--policy", policy)]
     assert main(["eval", str(finished), *flags, "--json", str(out)]) == 0
     assert json.loads(out.read_text()) == json.loads((unbroken / "summary.json").read_text())
