@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -29,6 +30,9 @@ from orchestra_jax.text.prompt import system_prompt
 log = logging.getLogger(__name__)
 
 CUT_MARKER = " [cut]"
+
+SIGNAL_POLL_S = 0.5
+"""The longest that an interrupt goes unnoticed while nothing but tools is at work."""
 
 
 @dataclass(frozen=True)
@@ -302,13 +306,20 @@ def _put(answers: SimpleQueue[tuple[int, Any]], number: int, answer: Any) -> Non
     answers.put((number, answer))
 
 
+def _first(answers: SimpleQueue[tuple[int, Any]]) -> tuple[int, Any]:
+    """The next answer. Waits in pieces: a signal that comes just before a wait is noticed only after it."""
+    while True:
+        with suppress(Empty):
+            return answers.get(timeout=SIGNAL_POLL_S)
+
+
 def _take(answers: SimpleQueue[tuple[int, Any]], *, block: bool) -> list[tuple[int, Any]]:
     """All answers there are; with `block`, waits for the first.
 
     Raises:
       KeyboardInterrupt: a tool was interrupted by the user.
     """
-    taken = [answers.get()] if block else []
+    taken = [_first(answers)] if block else []
     while True:
         try:
             taken.append(answers.get_nowait())
