@@ -138,9 +138,12 @@ def test_a_folder_that_is_no_run(untrained, tmp_path):
 
 
 INTERRUPTED = """
+import signal
 import sys
 from orchestra_jax.cli.solve import solve
 
+# Where the tests run as a background job of a shell, its children ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     solve(sys.argv[1], "Compute 3 + 4.", tools=sys.argv[2], json_file=sys.argv[3])
 except KeyboardInterrupt as interrupt:
