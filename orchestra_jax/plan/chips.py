@@ -2,8 +2,8 @@
 
 Sources: the pages "TPU v4", "v5e", "v5p", "v6e" and "TPU7x" of cloud.google.com/tpu/docs (peak compute, HBM capacity
 and bandwidth, inter-chip interconnect bandwidth per chip); NVIDIA's data sheets of H100 SXM and H200 (dense bfloat16,
-NVLink in one direction). v5e's usable HBM is what its compiler says (15.75 GiB); the others' is their capacity, less a
-little where nobody was seen to say.
+NVLink in one direction). v5e's usable HBM is what its compiler says (15.75 GiB); the others'
+is their capacity less what we guess that the system keeps.
 """
 
 from __future__ import annotations

@@ -17,15 +17,16 @@ from typing import Any
 from orchestra_jax.config import ConfigError, RunConfig
 from orchestra_jax.plan.chips import CHIPS, GIB, Chip
 
-MFU_CEILING = 0.75
-"""Share of the peak that large matrix products are taken to reach: what well-tuned training was seen to reach of HFU on
-TPUs lies between 0.55 and 0.75, so the estimate is an optimistic one."""
+PRODUCT_SHARE = 0.75
+"""Share of the peak that matrix products are taken to reach: an assumption of ours, not a measurement."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What `orchestra plan` found; the fields are the JSON's."""
 
+    model: str
+    """Whose shapes these are."""
     topology: str
     num_devices: int
     mesh: dict[str, int]
@@ -33,6 +34,7 @@ class Plan:
     problem: str | None
     """The compiler's words, where it does not fit."""
     hbm_gib_per_chip: dict[str, float]
+    """By part. Without a compiled program `peak` is what is known of it, the parts' sum."""
     flops_per_chip: float | None
     model_flops_per_chip: float | None
     """Without what rematerialisation computes again."""
@@ -62,7 +64,7 @@ def plan(config: RunConfig, topology: str, *, num_slices: int = 1, usd_per_chip_
     from orchestra_jax.parallel.mesh import in_mesh, make_mesh
     from orchestra_jax.train.run import check_mesh
 
-    model = plan_model(config)
+    model, source = plan_model(config)
     devices = topology_devices(topology, num_slices)
     chip = CHIPS[topology.partition(":")[0]]
     try:
@@ -89,6 +91,7 @@ def plan(config: RunConfig, topology: str, *, num_slices: int = 1, usd_per_chip_
     flops = micro_batches * counted["program"] / len(devices)
     useful = micro_batches * counted["model"] / len(devices)
     return Plan(
+        model=source,
         topology=topology,
         num_devices=len(devices),
         mesh=dict(mesh.shape),
@@ -107,8 +110,8 @@ def plan(config: RunConfig, topology: str, *, num_slices: int = 1, usd_per_chip_
     )
 
 
-def plan_model(config: RunConfig) -> Any:
-    """The model's shapes: its preset's, or those of the folder's config.json.
+def plan_model(config: RunConfig) -> tuple[Any, str]:
+    """The model's shapes, its preset's or those of the folder's config.json, and in words whose they are.
 
     A folder that is not here yet means the preset of the same name: models/Qwen3-8B is qwen3-8b.
 
@@ -120,12 +123,12 @@ def plan_model(config: RunConfig) -> Any:
 
     try:
         if config.model.preset is not None:
-            return preset(config.model.preset, **config.model.overrides)
+            return preset(config.model.preset, **config.model.overrides), f"preset {config.model.preset}"
         assert config.model.path is not None
         name = Path(config.model.path).name.lower()
         if not Path(config.model.path).exists() and name in PRESETS:
-            return preset(name)
-        return read_config(config.model.path)
+            return preset(name), f"preset {name} ({config.model.path} is not here)"
+        return read_config(config.model.path), config.model.path
     except (ValueError, OSError) as error:
         raise ConfigError(f"model: {error}") from None
 
@@ -271,8 +274,8 @@ def _flops(jaxpr: Any, model: Any, batch: Any) -> dict[str, float]:
 def estimate(
     chip: Chip, flops: float, useful_flops: float, link_bytes: float, num_devices: int, usd_per_chip_hour: float | None
 ) -> dict[str, float]:
-    """A roofline: products at `MFU_CEILING` of the peak, half of the traffic hidden behind them."""
-    compute_s = flops / (chip.flops_per_s * MFU_CEILING)
+    """A roofline: products at `PRODUCT_SHARE` of the peak, half of the traffic hidden behind them."""
+    compute_s = flops / (chip.flops_per_s * PRODUCT_SHARE)
     link_s = link_bytes / chip.link_bytes_per_s
     step_s = max(compute_s, link_s) + 0.5 * min(compute_s, link_s)
     result = {

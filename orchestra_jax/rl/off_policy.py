@@ -2,9 +2,9 @@
 
 A trajectory is a sequence of *decisions* (a turn's choice of tool and arguments, or of the answer). Decision t has a
 ratio `p_t = pi(a_t | s_t) / b(a_t | s_t)` of the target policy `pi` to the behaviour policy `b` that was logged, and a
-reward `r_t`, which may be any quantity that adds up over the trajectory: its outcome (at the last decision), its dollars,
-its seconds. With the cumulative ratio `w_t = p_0 ... p_t` (kept at its last value after a trajectory's end, where
-rewards are 0), over N trajectories:
+reward `r_t`, which may be any quantity that adds up over the trajectory: its outcome (at the last decision), its
+dollars, its seconds. With the cumulative ratio `w_t = p_0 ... p_t` (kept at its last value after a trajectory's end,
+where rewards are 0), over N trajectories:
 
 * "is", per-trajectory importance sampling: `mean(w_T sum_t r_t)` (Precup, Sutton and Singh 2000);
 * "pdis", per decision: `mean(sum_t w_t r_t)` (the same paper);
@@ -358,7 +358,10 @@ def _plain(found: Estimate) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Terms:
-    """An estimate is `sum_k (sum_n c_n top_nk) / (sum_n c_n bottom_nk) + mean_n(c_n plain_n)`, c_n: times n was drawn."""
+    """An estimate is `sum_k (sum_n c_n top_nk) / (sum_n c_n bottom_nk) + mean_n(c_n plain_n)`.
+
+    c_n says how often trajectory n was drawn.
+    """
 
     top: FloatArray  # [N, K]
     bottom: FloatArray  # [N, K]

@@ -46,7 +46,7 @@ def test_rematerialisation_is_counted_as_work():
 
     forward = 2 * 3 * 5 * 5
     # forward, again for the backward pass, and the gradients of both operands
-    assert flops_of(jax.grad(loss, argnums=(0, 1)), (3, 5), (5, 5)) in (3 * forward, 4 * forward)
+    assert flops_of(jax.grad(loss, argnums=(0, 1)), (3, 5), (5, 5)) == 4 * forward
 
 
 def test_training_a_decoder_is_six_per_parameter_and_token_and_attention():
