@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,6 +29,7 @@ from orchestra_jax.rollout.episode import Episode
 from orchestra_jax.rollout.policy import Policy
 from orchestra_jax.rollout.rollout import Job, Rollout
 from orchestra_jax.rollout.setup import build_rollout, check_scripted, eval_kwargs, make_env
+from orchestra_jax.signals import signals_noted
 
 REFERENCE_POLICY = "random"
 """The preference score compares with a reference policy on the same task: this one, unless another is named."""
@@ -275,7 +273,7 @@ def evaluate_policy(
         for job in jobs
     ]
 
-    with _signals_wait() as received:
+    with signals_noted() as received:
 
         def watch(number: int, episode: Episode) -> None:
             if episode.end_reason:
@@ -284,32 +282,6 @@ def evaluate_policy(
                 raise KeyboardInterrupt
 
         rollout.run(params, numbered, policy_version=0, watch=watch)
-
-
-@contextmanager
-def _signals_wait() -> Iterator[list[int]]:
-    """A list that the first SIGINT or SIGTERM is put into; a second one interrupts at once.
-
-    An interrupt in the midst of a call into the device's runtime can bring the process down when it exits.
-    """
-    received: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # signals are none of this thread's business
-        return
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if received:
-        raise KeyboardInterrupt  # it came too late for anyone to look into the list
 
 
 def _record(job: EvalJob, episode: Episode) -> Record:

@@ -6,10 +6,7 @@ that was killed and resumed from its last checkpoint gives the same numbers as o
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +32,7 @@ from orchestra_jax.rollout.episode import Episode
 from orchestra_jax.rollout.policy import Policy, load_policy, save_policy
 from orchestra_jax.rollout.rollout import Job, Rollout
 from orchestra_jax.rollout.setup import build_rollout, check_fit, check_scripted, eval_kwargs, make_env
+from orchestra_jax.signals import signals_noted
 from orchestra_jax.train.checkpoint import CheckpointError, CheckpointStore
 from orchestra_jax.train.folder import RunFolder, find_run, open_run
 from orchestra_jax.train.learn import Lesson, episode_metrics, max_rows, pack_lesson, teach
@@ -58,30 +56,6 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self) -> None:
         super().__init__("interrupted; a checkpoint is written, the same command goes on from it")
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[list[int]]:
-    """A list that the first SIGTERM or SIGINT is put into; a second SIGINT interrupts at once.
-
-    Raises:
-      Interrupted: at the end, where a signal came too late for anyone to look into the list.
-    """
-    received: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if received:
-        raise Interrupted
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -546,7 +520,7 @@ def load_run(config: RunConfig) -> Policy:
 def _train(config: RunConfig, folder: RunFolder, console: Console, *, overwrite: bool) -> dict[str, Any] | None:
     policy = load_run(config)
     on_writer(lambda: open_run(folder, config, overwrite=overwrite))
-    with stop_on_signal() as stop, open_metrics(config, folder) as metrics:
+    with signals_noted(Interrupted) as stop, open_metrics(config, folder) as metrics:
         start = starting_params(config, folder, policy, metrics, console, stop)
         if from_writer(folder.model.is_dir()):
             trained = load_weights(config, folder.model)
@@ -618,6 +592,6 @@ def _sft(config: RunConfig, *, overwrite: bool, console: Console) -> Path:
     if overwrite or not from_writer(folder.warm_start.is_dir()):
         policy = load_run(config)
         on_writer(lambda: open_run(folder, config, overwrite=overwrite))
-        with stop_on_signal() as stop, open_metrics(config, folder) as metrics:
+        with signals_noted(Interrupted) as stop, open_metrics(config, folder) as metrics:
             warm_start(config, folder, policy, metrics, console, stop)
     return folder.warm_start
